@@ -1,0 +1,46 @@
+# One static library per layer. Including upward is what tests/layering checks.
+
+add_library(rankone_options INTERFACE)
+target_compile_features(rankone_options INTERFACE cxx_std_20)
+target_include_directories(rankone_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+target_compile_options(rankone_options INTERFACE
+  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+  $<$<BOOL:${RANKONE_WERROR}>:-Werror>
+  # Fixed results for every optimisation level: no contraction or reassociation behind our back. The
+  # vector kernels ask for what they want, file by file.
+  -ffp-contract=off)
+if(RANKONE_SANITIZE)
+  target_compile_options(rankone_options INTERFACE -fsanitize=${RANKONE_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
+  target_link_options(rankone_options INTERFACE -fsanitize=${RANKONE_SANITIZE})
+endif()
+
+# rankone_layer(NAME [DEPENDS lib...]): the library rankone_NAME from all .cpp files of the folder and of
+# its subfolders axes, reference and cpu.
+function(rankone_layer name)
+  cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS *.cpp axes/*.cpp reference/*.cpp cpu/*.cpp)
+  if(NOT sources)
+    add_library(rankone_${name} INTERFACE)
+    target_link_libraries(rankone_${name} INTERFACE rankone_options ${ARG_DEPENDS})
+    return()
+  endif()
+  add_library(rankone_${name} STATIC ${sources})
+  set_target_properties(rankone_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(rankone_${name} PUBLIC rankone_options ${ARG_DEPENDS})
+endfunction()
+
+# rankone_test(NAME [DEPENDS lib...]): one GoogleTest program from all .cpp files of the folder.
+function(rankone_test name)
+  cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS *.cpp)
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(rankone_${name}_test ${sources})
+  target_include_directories(rankone_${name}_test PRIVATE ${PROJECT_BINARY_DIR}/generated)
+  target_link_libraries(rankone_${name}_test PRIVATE ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
+  add_dependencies(rankone_${name}_test rankone)
+  gtest_discover_tests(rankone_${name}_test TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST
+    DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+endfunction()

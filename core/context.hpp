@@ -1,0 +1,60 @@
+#pragma once
+
+// What an operator needs beside its tensors: where it runs, the memory it may use, the threads, and
+// which backends it prefers. One Context serves one thread of control.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/arena.hpp"
+#include "core/tensor.hpp"
+#include "core/threads.hpp"
+
+namespace rankone {
+
+enum class Device { cpu, cuda };
+
+struct ContextOptions {
+  Device device = Device::cpu;
+  void* stream = nullptr;  // a cudaStream_t on CUDA; ignored on the CPU
+  int threads = 0;         // 0: as many as the machine allows
+  // Names in order of preference. The first backend that accepts a call runs it; "reference"
+  // accepts everything and comes last.
+  std::vector<std::string> backends = {"cuda", "cpu", "reference"};
+};
+
+class Context {
+ public:
+  explicit Context(ContextOptions options = {})
+      : options_(std::move(options)), threads_(std::make_shared<ThreadPool>(options_.threads)) {}
+  // Shares the pool of another context.
+  Context(ContextOptions options, std::shared_ptr<ThreadPool> pool)
+      : options_(std::move(options)), threads_(std::move(pool)) {}
+
+  Device device() const { return options_.device; }
+  void* stream() const { return options_.stream; }
+  void set_stream(void* stream) { options_.stream = stream; }
+  const std::vector<std::string>& backends() const { return options_.backends; }
+  Arena& arena() { return arena_; }
+  ThreadPool& threads() { return *threads_; }
+  const std::shared_ptr<ThreadPool>& pool() const { return threads_; }
+
+  // A planning pass: operators allocate from the arena as always and compute nothing.
+  bool planning() const { return arena_.planning(); }
+
+  // Tensors in the arena: valid until the arena is released past them.
+  Tensor empty(const Shape& shape, Dtype dtype) {
+    const std::size_t bytes = checked_bytes(shape, dtype);
+    return Tensor::view(arena_.allocate(bytes), shape, dtype);
+  }
+
+ private:
+  static std::size_t checked_bytes(const Shape& shape, Dtype dtype);
+
+  ContextOptions options_;
+  std::shared_ptr<ThreadPool> threads_;
+  Arena arena_;
+};
+
+}  // namespace rankone

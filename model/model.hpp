@@ -1,0 +1,60 @@
+#pragma once
+
+// A language model: configuration, parameters and the one data path tokens -> embedding -> layers ->
+// norm, which serves training, prefill and decode.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "core/context.hpp"
+#include "core/sequences.hpp"
+#include "model/config.hpp"
+#include "model/state.hpp"
+#include "nn/parameter.hpp"
+#include "nn/tape.hpp"
+
+namespace rankone::model {
+
+class Model {
+ public:
+  // A new model, initialised as the papers' code does from the one seeded generator. dtype: f32, or f64
+  // for the reference backend.
+  static Model create(const ModelConfig& config, Dtype dtype, std::uint64_t seed);
+  // Reads config.json and model.safetensors (or shards). dtype f32 or f64 widens; bf16 and f16 keep
+  // matrices as weight storage for inference.
+  static Model load(const std::filesystem::path& directory, Dtype dtype);
+  // Writes config.json and model.safetensors atomically; dtype f32, bf16 or f16.
+  void save(const std::filesystem::path& directory, Dtype dtype = Dtype::f32) const;
+
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+  ~Model();
+
+  const ModelConfig& config() const;
+  Dtype dtype() const;  // of the activations: f32 or f64
+  std::vector<nn::Parameter*> parameters();
+  std::int64_t parameter_count() const;           // tied weights counted once
+  std::int64_t non_embedding_parameter_count() const;
+  void enable_gradients();  // allocates Parameter::grad, zero
+
+  // The hidden states after the final norm, [R, hidden]. ids: i32 [R], already checked to be in
+  // [0, vocabulary). state: one row per sequence, read and advanced; null: fresh and not kept. With
+  // `recompute` a block's activations are made again during backward.
+  nn::Var hidden(nn::Tape& tape, const Sequences& sequences, const Tensor& ids, State* state,
+                 bool recompute = false) const;
+  // [vocabulary, hidden]: the head, or the embedding where they are tied.
+  const nn::Parameter& output_weight() const;
+  // Logits of some rows of hidden, [n, vocabulary] in the arena.
+  Tensor logits(Context& context, const Tensor& hidden, std::span<const std::int64_t> rows) const;
+
+  State make_state(std::int64_t sequences) const;
+
+ private:
+  struct Impl;
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace rankone::model
