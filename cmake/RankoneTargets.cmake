@@ -30,6 +30,29 @@ function(rankone_layer name)
   target_link_libraries(rankone_${name} PUBLIC rankone_options ${ARG_DEPENDS})
 endfunction()
 
+# Compiles every source of cpu/isa/ once per instruction set into rankone_NAME, with RANKONE_ISA naming
+# the namespace (core/simd.hpp). Contraction is on: a vector kernel wants fused multiply-adds.
+function(rankone_isa_sources name)
+  file(GLOB sources CONFIGURE_DEPENDS cpu/isa/*.cpp)
+  set(flags_baseline "")
+  set(flags_avx2 "-mavx2;-mfma;-mf16c")
+  set(flags_avx512 "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mf16c;-mprefer-vector-width=512")
+  set(sets baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(APPEND sets avx2 avx512)
+  endif()
+  foreach(source ${sources})
+    get_filename_component(base ${source} NAME_WE)
+    foreach(isa ${sets})
+      set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/isa/${base}_${isa}.cpp)
+      file(GENERATE OUTPUT ${wrapper} CONTENT "#include \"${source}\"\n")
+      set_source_files_properties(${wrapper} PROPERTIES COMPILE_OPTIONS
+        "${flags_${isa}};-O3;-ffp-contract=fast;-fno-trapping-math;-fno-math-errno;-DRANKONE_ISA=${isa}")
+      target_sources(rankone_${name} PRIVATE ${wrapper})
+    endforeach()
+  endforeach()
+endfunction()
+
 # rankone_test(NAME [DEPENDS lib...]): one GoogleTest program from all .cpp files of the folder.
 function(rankone_test name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})

@@ -1,0 +1,90 @@
+#pragma once
+
+// Vectors of floats for the kernel sources in cpu/isa/ folders, which are compiled once per
+// instruction set. Only such sources may include this header: everything lives in the namespace of
+// the set, so that no function compiled for a newer processor can be picked by the linker for an
+// older one. For the same reason those sources use no inline functions or templates of the standard
+// library.
+
+#include <cstdint>
+
+#ifndef RANKONE_ISA
+#error "core/simd.hpp is for sources compiled by rankone_isa_sources()"
+#endif
+
+namespace rankone::RANKONE_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+
+using Vec = float __attribute__((vector_size(kLanes * 4)));
+using IntVec = std::int32_t __attribute__((vector_size(kLanes * 4)));
+// For memory that need not be aligned.
+using LooseVec = float __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+inline Vec load(const float* from) { return *reinterpret_cast<const LooseVec*>(from); }
+inline void store(float* to, Vec value) { *reinterpret_cast<LooseVec*>(to) = value; }
+inline Vec splat(float value) { return value - Vec{}; }
+
+// The first `count` lanes (0 < count < kLanes), the rest zero; and the reverse.
+inline Vec load_part(const float* from, int count) {
+  Vec value{};
+  for (int i = 0; i < count; ++i) value[i] = from[i];
+  return value;
+}
+inline void store_part(float* to, Vec value, int count) {
+  for (int i = 0; i < count; ++i) to[i] = value[i];
+}
+
+// Sum of the lanes by halving, a fixed order.
+inline float sum(Vec value) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) value[i] += value[i + half];
+  }
+  return value[0];
+}
+
+inline Vec select(IntVec mask, Vec yes, Vec no) {
+  return reinterpret_cast<Vec>((mask & reinterpret_cast<IntVec>(yes)) |
+                               (~mask & reinterpret_cast<IntVec>(no)));
+}
+inline Vec vmax(Vec a, Vec b) { return select(a > b, a, b); }
+inline Vec vmin(Vec a, Vec b) { return select(a < b, a, b); }
+
+// e^x, at most 2 ulp from exact on [-87.3, 88.7]; below it is 0, above it is infinity, NaN stays
+// NaN.
+inline Vec vexp(Vec x) {
+  const Vec low = splat(-87.33654F);
+  const Vec high = splat(88.722839F);
+  const Vec clamped = vmin(vmax(x, low), high);
+  // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to the nearest integer.
+  const Vec magic = splat(12582912.0F);
+  const Vec rounded = clamped * splat(1.44269504F) + magic;
+  const Vec n = rounded - magic;
+  const Vec r = (clamped - n * splat(0.693359375F)) + n * splat(2.12194440e-4F);
+  Vec p = splat(1.9875691500e-4F);
+  p = p * r + splat(1.3981999507e-3F);
+  p = p * r + splat(8.3334519073e-3F);
+  p = p * r + splat(4.1665795894e-2F);
+  p = p * r + splat(1.6666665459e-1F);
+  p = p * r + splat(5.0000001201e-1F);
+  p = p * r * r + r + splat(1.0F);
+  // 2^n in two factors: n reaches 128, which one exponent can not hold.
+  const IntVec exponent = __builtin_convertvector(n, IntVec);
+  const IntVec half = exponent >> 1;
+  const Vec scale1 = reinterpret_cast<Vec>((half + 127) << 23);
+  const Vec scale2 = reinterpret_cast<Vec>((exponent - half + 127) << 23);
+  Vec result = p * scale1 * scale2;
+  result = select(x < low, Vec{}, result);
+  result = select(x > high, splat(__builtin_inff()), result);
+  return select(x != x, x, result);
+}
+
+inline Vec vsigmoid(Vec x) { return splat(1.0F) / (splat(1.0F) + vexp(-x)); }
+
+}  // namespace rankone::RANKONE_ISA
