@@ -3,23 +3,32 @@
 add_library(rankone_options INTERFACE)
 target_compile_features(rankone_options INTERFACE cxx_std_20)
 target_include_directories(rankone_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-target_compile_options(rankone_options INTERFACE
+set(rankone_host_flags
   -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
   $<$<BOOL:${RANKONE_WERROR}>:-Werror>
   # Fixed results for every optimisation level: no contraction or reassociation behind our back. The
   # vector kernels ask for what they want, file by file.
   -ffp-contract=off)
+target_compile_options(rankone_options INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${rankone_host_flags}>")
 if(RANKONE_SANITIZE)
-  target_compile_options(rankone_options INTERFACE -fsanitize=${RANKONE_SANITIZE} -fno-omit-frame-pointer
-    -fno-sanitize-recover=all)
+  target_compile_options(rankone_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${RANKONE_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(rankone_options INTERFACE -fsanitize=${RANKONE_SANITIZE})
+endif()
+if(RANKONE_FUZZ)
+  # Coverage counters everywhere; the driver with main() only in the targets.
+  target_compile_options(rankone_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
 # rankone_layer(NAME [DEPENDS lib...]): the library rankone_NAME from all .cpp files of the folder and of
-# its subfolders axes, reference and cpu.
+# its subfolders axes, reference and cpu, and cuda in a build with CUDA.
 function(rankone_layer name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cpp axes/*.cpp reference/*.cpp cpu/*.cpp)
+  if(RANKONE_CUDA)
+    file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu cuda/*.cpp)
+    list(APPEND sources ${cuda_sources})
+  endif()
   if(NOT sources)
     add_library(rankone_${name} INTERFACE)
     target_link_libraries(rankone_${name} INTERFACE rankone_options ${ARG_DEPENDS})
@@ -61,9 +70,26 @@ function(rankone_test name)
     return()
   endif()
   add_executable(rankone_${name}_test ${sources})
-  target_include_directories(rankone_${name}_test PRIVATE ${PROJECT_BINARY_DIR}/generated)
+  target_include_directories(rankone_${name}_test PRIVATE ${PROJECT_BINARY_DIR}/generated ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(rankone_${name}_test PRIVATE ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
   add_dependencies(rankone_${name}_test rankone)
-  gtest_discover_tests(rankone_${name}_test TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST
+  gtest_discover_tests(rankone_${name}_test TEST_PREFIX ${RANKONE_TEST_PREFIX}${name}. DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+endfunction()
+
+# rankone_fuzz(NAME [DEPENDS lib...]): the libFuzzer target fuzz_NAME from NAME.cpp, and a test that runs it
+# for RANKONE_FUZZ_SECONDS from the corpus/NAME folder beside it. New inputs go into the build folder.
+function(rankone_fuzz name)
+  cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
+  add_executable(fuzz_${name} ${name}.cpp)
+  target_link_libraries(fuzz_${name} PRIVATE ${ARG_DEPENDS})
+  target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+  set(found ${CMAKE_CURRENT_BINARY_DIR}/corpus/${name})
+  file(MAKE_DIRECTORY ${found})
+  add_test(NAME fuzz.${name} COMMAND fuzz_${name} -max_total_time=${RANKONE_FUZZ_SECONDS} -timeout=10
+    -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -artifact_prefix=${CMAKE_CURRENT_BINARY_DIR}/
+    ${found} ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
+  math(EXPR limit "${RANKONE_FUZZ_SECONDS} + 60")
+  set_tests_properties(fuzz.${name} PROPERTIES TIMEOUT ${limit} LABELS fuzz)
+  add_dependencies(fuzzers fuzz_${name})
 endfunction()
