@@ -56,6 +56,10 @@ class Backend {
                          const Tensor& y) const = 0;
   virtual void head_skip_vjp(Context& context, const Tensor& x, const Tensor& skip,
                              const Tensor& dy, const Tensor& dx, const Tensor& dskip) const = 0;
+  virtual void exp_scale(Context& context, const Tensor& x, const Tensor& g, double factor,
+                         const Tensor& y) const = 0;
+  virtual void exp_scale_vjp(Context& context, const Tensor& x, const Tensor& g, double factor,
+                             const Tensor& dy, const Tensor& dx, const Tensor& dg) const = 0;
   virtual void feature_map(Context& context, const Tensor& x, FeatureMap map,
                            const Tensor& y) const = 0;
   virtual void feature_map_vjp(Context& context, const Tensor& x, FeatureMap map, const Tensor& dy,

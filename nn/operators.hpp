@@ -143,6 +143,13 @@ void head_skip(Context& context, const Tensor& o, const Tensor& x, const Tensor&
 void head_skip_vjp(Context& context, const Tensor& x, const Tensor& skip, const Tensor& dy,
                    const Tensor& dx, const Tensor& dskip);
 
+// y = x exp(min(factor g, 80)), g [R, H] or as x [R, H, D]: an erase key scaled by exp(-g) reads
+// the state before its decay (Comba). The bound keeps it finite in float32; a decay of e^-80 a step
+// leaves nothing to read anyway.
+void exp_scale(Context& context, const Tensor& x, const Tensor& g, double factor, const Tensor& y);
+void exp_scale_vjp(Context& context, const Tensor& x, const Tensor& g, double factor,
+                   const Tensor& dy, const Tensor& dx, const Tensor& dg);
+
 // hedgehog: softmax over the last axis of [2 x, -2 x], width 2 D.
 // dpfp:     z = [relu(x), -relu(x)]; y = [z,z,z,z] * [roll1 z, roll2 z, roll3 z, roll4 z], width 8
 // D.

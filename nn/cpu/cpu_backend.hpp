@@ -49,6 +49,10 @@ class CpuBackend final : public Backend {
                  const Tensor& y) const override;
   void head_skip_vjp(Context& context, const Tensor& x, const Tensor& skip, const Tensor& dy,
                      const Tensor& dx, const Tensor& dskip) const override;
+  void exp_scale(Context& context, const Tensor& x, const Tensor& g, double factor,
+                 const Tensor& y) const override;
+  void exp_scale_vjp(Context& context, const Tensor& x, const Tensor& g, double factor,
+                     const Tensor& dy, const Tensor& dx, const Tensor& dg) const override;
   void feature_map(Context& context, const Tensor& x, FeatureMap map,
                    const Tensor& y) const override;
   void feature_map_vjp(Context& context, const Tensor& x, FeatureMap map, const Tensor& dy,
