@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,8 +34,11 @@ struct TensorFile {
 // F64, F32, BF16, F16, I64, I32, U32, U16. `where` names the source in messages.
 TensorFile parse_safetensors(std::span<const std::byte> bytes, std::string_view where);
 TensorFile read_safetensors(const std::filesystem::path& file);
+// The weight_map of a model.safetensors.index.json: tensor name -> shard, a plain base name.
+std::map<std::string, std::string> parse_shard_index(std::string_view text, std::string_view where);
 // `path` is a .safetensors file, an index.json of shards with plain base names, or a folder that
-// holds model.safetensors or model.safetensors.index.json.
+// holds model.safetensors or model.safetensors.index.json. The tensors of shards are joined, in the
+// byte order of the shards' names.
 TensorFile read_safetensors_model(const std::filesystem::path& path);
 // Keeps order and metadata. The result of reading a file that was written here is written byte for
 // byte.
