@@ -16,6 +16,7 @@
 #include "core/context.hpp"
 #include "core/sequences.hpp"
 #include "core/tensor.hpp"
+#include "nn/choices.hpp"
 
 namespace rankone::nn {
 
@@ -54,8 +55,6 @@ void embedding_vjp(Context& context, const Tensor& ids, const Tensor& dy, const 
 
 // ---- Norms -------------------------------------------------------------------------------------
 
-enum class Activation { none, silu, sigmoid, relu, elu1 /* elu(x) + 1 */ };
-
 // RMSNorm over the last axis, optionally gated:
 //   y = x rsqrt(mean(x^2) + eps) * weight [* act(gate)]        gate_first: x is multiplied by
 //   act(gate)
@@ -77,9 +76,6 @@ void rms_norm_vjp(Context& context, const RmsNorm& args, const Tensor& dy,
                   const RmsNormGrads& grads);
 
 // Norm of q or k over the last axis.
-//   rsqrt: x * rsqrt(|x|^2 + eps) (models)     clamp: x / max(|x|, eps) (golden/ops)
-//   sum:   x / (sum(x) + eps)
-enum class VectorNormForm { rsqrt, clamp, sum };
 struct VectorNorm {
   Tensor x;  // [..., D]
   VectorNormForm form = VectorNormForm::rsqrt;
@@ -150,10 +146,7 @@ void exp_scale(Context& context, const Tensor& x, const Tensor& g, double factor
 void exp_scale_vjp(Context& context, const Tensor& x, const Tensor& g, double factor,
                    const Tensor& dy, const Tensor& dx, const Tensor& dg);
 
-// hedgehog: softmax over the last axis of [2 x, -2 x], width 2 D.
-// dpfp:     z = [relu(x), -relu(x)]; y = [z,z,z,z] * [roll1 z, roll2 z, roll3 z, roll4 z], width 8
-// D.
-enum class FeatureMap { hedgehog, dpfp };
+// y is 2 D (hedgehog) or 8 D (dpfp) wide.
 void feature_map(Context& context, const Tensor& x, FeatureMap map, const Tensor& y);
 void feature_map_vjp(Context& context, const Tensor& x, FeatureMap map, const Tensor& dy,
                      const Tensor& dx);
