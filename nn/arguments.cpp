@@ -44,6 +44,16 @@ void Arguments::shaped(std::string_view name, const Tensor& tensor, const Shape&
         shape.str());
 }
 
+void Arguments::rows(std::string_view name, const Tensor& tensor, std::int64_t rows,
+                     const Shape& trailing, Dtype dtype) const {
+  floating(name, tensor, trailing.rank());
+  bool fits = tensor.count() == rows * trailing.count();
+  for (int i = 1; i <= trailing.rank(); ++i) fits = fits && tensor.dim(-i) == trailing[-i];
+  check(fits, "{} has shape {} (must be {} rows of {})", name, tensor.shape().str(), rows,
+        trailing.str());
+  this->dtype(name, tensor, dtype);
+}
+
 void Arguments::dtype(std::string_view name, const Tensor& tensor, Dtype dtype) const {
   check(tensor.dtype() == dtype, "{} has dtype {} (must be {})", name,
         rankone::name(tensor.dtype()), rankone::name(dtype));

@@ -27,6 +27,9 @@ class Arguments {
   // are alike, [4, 6] is not.
   void alike(std::string_view name, const Tensor& tensor, std::string_view other_name,
              const Tensor& other) const;
+  // [..., trailing], as many elements as `rows` times that, of this dtype.
+  void rows(std::string_view name, const Tensor& tensor, std::int64_t rows, const Shape& trailing,
+            Dtype dtype) const;
   void dtype(std::string_view name, const Tensor& tensor, Dtype dtype) const;
   // The gradient of an activation: undefined, or alike.
   void gradient(std::string_view name, const Tensor& tensor, std::string_view other_name,
