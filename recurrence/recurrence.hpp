@@ -17,7 +17,10 @@
 // Every function validates its arguments (Status::invalid_argument names the function and the
 // tensor), then runs on the first backend of the context that accepts the call. Scratch comes from
 // the arena of the context; in a planning pass nothing is computed. Output tensors are overwritten,
-// gradients too; an undefined output or gradient tensor is one that the caller does not want.
+// gradients too; an undefined output or gradient tensor is one that the caller does not want, an
+// undefined cotangent of a final state is zero. Tensors are contiguous and of one dtype, f64, f32,
+// bf16 or f16; in a bf16 or f16 call gates (g, b, dt), logits and parameters may be f32. States and
+// their gradients are f32, in an f64 call f64.
 // Results are the same bits for any number of threads.
 
 #include <cstdint>
@@ -119,9 +122,10 @@ enum class DecayForm { softplus, lower_bound, logsigmoid, fixed };
 
 struct Decay {
   DecayForm form = DecayForm::softplus;
-  Tensor x;        // [R, HV] or [R, HV, K]
-  Tensor a_log;    // [HV]
-  Tensor dt_bias;  // [HV] or [HV, K]; undefined: zero
+  bool channel = false;  // one decay per key channel: the shapes with K
+  Tensor x;              // [R, HV] or [R, HV, K]
+  Tensor a_log;          // [HV]; undefined: zero
+  Tensor dt_bias;        // [HV] or [HV, K]; undefined: zero
   double bound = -5.0;
   double normalizer = 1.0;
   double clamp = -1e30;  // no clamp
@@ -132,12 +136,12 @@ struct Decay {
 };
 
 struct DecayOut {
-  Tensor g;   // as x
-  Tensor dt;  // softplus form only: the time step, the gain of Mamba-2; undefined: not wanted
+  Tensor g;   // as x; [R, HV] where x is not used
+  Tensor dt;  // softplus form only, as x: the time step, the gain of Mamba-2
 };
 
 struct DecayCotangents {
-  Tensor g, dt;
+  Tensor g, dt;  // undefined: zero; at least one
 };
 
 struct DecayGrads {
@@ -152,17 +156,23 @@ void decay_vjp(Context& context, const Decay& inputs, const DecayCotangents& cot
 // ---- The gain axis -----------------------------------------------------------------------------
 
 // The gain b, and for the key-norm gains the scaling of both keys and the value. With N = e . w
-// (|k|^2 where there is no preconditioner) and beta = sigmoid(x):
-//   one            b = 1                         sigmoid        b = beta        sigmoid2   b = 2
-//   beta dt             b is the time step of the decay (not computed here) kaczmarz       b = beta
-//   / (N + eps)          nlms           b = 1 / (N + eps) longhorn       b = beta / (1 + beta N)
-//   efla           b = (1 - exp(-beta N)) / N learned_scalar b = beta / (softplus(theta) N + eps)
-//   vector         e *= sigmoid(x) per key channel, v *= sigmoid(x_v) per value channel, b = 1
-//   (GDN-2)
-// and b is multiplied by the time factor f(t), t = 1 for the first row of a sequence at position 0.
+// (|k|^2 where there is no preconditioner; N >= 0) and beta = sigmoid(x):
+//   one             b = 1
+//   sigmoid         b = beta
+//   sigmoid2        b = 2 beta
+//   dt              b = x, where x is the time step that decay() returns
+//   kaczmarz        b = beta / (N + eps)
+//   nlms            b = 1 / (N + eps)
+//   longhorn        b = beta / (1 + beta N)
+//   efla            b = (1 - exp(-beta N)) / N
+//   learned_scalar  b = beta / (softplus(theta) N + eps)
+//   vector          e *= sigmoid(x) per key channel, v *= sigmoid(x_v) per value channel, b = 1
+//                   (GDN-2)
+// and b is multiplied by the time factor f(t), t = 1 for the first row of a sequence at position 0:
+// 1/t, 1/sqrt(t) or 1/ln(1 + t).
 // The key-norm gains (kaczmarz .. learned_scalar) are returned in the bounded form of
 // docs/notation.md: with n^2 = N + eps, e / n, w / n, v / n and b n^2, which is the same recurrence
-// exactly.
+// exactly. With eps > 0 a zero key is safe, in values and in gradients.
 enum class GainKind {
   one,
   sigmoid,
@@ -182,12 +192,12 @@ bool is_key_norm(GainKind kind);
 struct Gain {
   GainKind kind = GainKind::sigmoid;
   TimeFactor time_factor = TimeFactor::none;
-  Tensor x;      // logits: [R, HV]; for vector [R, H, K]; undefined for one, dt and nlms
+  Tensor x;      // logits: [R, HV]; for vector [R, H, K]; undefined for one and nlms
   Tensor x_v;    // vector only: [R, HV, V]
   Tensor theta;  // learned_scalar only: [1]
-  Tensor e;      // [R, H, K]; needed by key-norm gains and vector
-  Tensor w;      // [R, H, K]; may be the memory of e
-  Tensor v;      // [R, HV, V]
+  Tensor e;      // [R, H, K]; key-norm gains, and vector unless the solve is additive (then no x)
+  Tensor w;      // [R, H, K]; key-norm gains only; may be the memory of e
+  Tensor v;      // [R, HV, V]; key-norm gains and vector
   double eps = 1e-6;
   // Position of the first row of each sequence (the number of tokens read before): [N] i64, or
   // undefined for 0. Only the time factors look at it.
@@ -201,7 +211,7 @@ struct GainOut {
 };
 
 struct GainCotangents {
-  Tensor b, e, w, v;
+  Tensor b, e, w, v;  // undefined: zero; at least one
 };
 
 struct GainGrads {

@@ -1,0 +1,101 @@
+#pragma once
+
+// The decay axis for one element: the log decay g <= 0 from a logit x, with derivatives. To add a
+// decay: a value of DecayForm (recurrence.hpp), a struct here, a line in with_decay().
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "recurrence/axes/scalar.hpp"
+#include "recurrence/recurrence.hpp"
+
+namespace rankone::recurrence {
+
+template <class Real>
+struct DecayValue {
+  Real g;
+  Real dt;  // the time step; 0 where the form has none
+};
+
+template <class Real>
+struct DecayDerivative {
+  Real x;      // dL/dx, which is dL/d dt_bias too
+  Real a_log;  // dL/d a_log, the part of this element
+};
+
+// g = -A dt,  dt = softplus(x) within [dt_min, dt_max],  A = exp(a_log)
+// Source: Mamba-2 (ICML 2024), Gated DeltaNet (arXiv 2412.06464); per channel KDA (2510.26692).
+template <class Real>
+struct SoftplusDecay {
+  Real dt_min, dt_max;
+
+  explicit SoftplusDecay(const Decay& in)
+      : dt_min(static_cast<Real>(in.dt_min)), dt_max(static_cast<Real>(in.dt_max)) {}
+  DecayValue<Real> value(Real x, Real A, std::int64_t) const {
+    const Real dt = std::clamp(softplus(x), dt_min, dt_max);
+    return {-A * dt, dt};
+  }
+  DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real d_dt) const {
+    const Real free = softplus(x);
+    const Real dt = std::clamp(free, dt_min, dt_max);
+    const Real d_free = free == dt ? d_dt - A * d_g : 0;
+    return {d_free * sigmoid(x), -A * dt * d_g};
+  }
+};
+
+// g = bound sigmoid(A x),  A = exp(a_log)          Source: KDA (arXiv 2510.26692), safe gate.
+template <class Real>
+struct LowerBoundDecay {
+  Real bound;
+
+  explicit LowerBoundDecay(const Decay& in) : bound(static_cast<Real>(in.bound)) {}
+  DecayValue<Real> value(Real x, Real A, std::int64_t) const { return {bound * sigmoid(A * x), 0}; }
+  DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real) const {
+    const Real d_product = d_g * bound * sigmoid(A * x) * sigmoid(-A * x);
+    return {d_product * A, d_product * A * x};
+  }
+};
+
+// g = max(logsigmoid(x) / normalizer, clamp)       Source: GLA (ICML 2024).
+template <class Real>
+struct LogSigmoidDecay {
+  Real normalizer, clamp;
+
+  explicit LogSigmoidDecay(const Decay& in)
+      : normalizer(static_cast<Real>(in.normalizer)), clamp(static_cast<Real>(in.clamp)) {}
+  DecayValue<Real> value(Real x, Real, std::int64_t) const {
+    return {std::max(-softplus(-x) / normalizer, clamp), 0};
+  }
+  DecayDerivative<Real> vjp(Real x, Real, Real d_g, Real) const {
+    const bool free = -softplus(-x) / normalizer > clamp;
+    return {free ? d_g * sigmoid(-x) / normalizer : 0, 0};
+  }
+};
+
+// g = log(1 - 2^(-5 - head))                       Source: RetNet (arXiv 2307.08621).
+template <class Real>
+struct FixedDecay {
+  explicit FixedDecay(const Decay&) {}
+  DecayValue<Real> value(Real, Real, std::int64_t head) const {
+    return {static_cast<Real>(std::log1p(-std::exp2(-5.0 - static_cast<double>(head)))), 0};
+  }
+  DecayDerivative<Real> vjp(Real, Real, Real, Real) const { return {0, 0}; }
+};
+
+// Calls visit(policy) with the policy of in.form.
+template <class Real, class Visit>
+void with_decay(const Decay& in, Visit&& visit) {
+  switch (in.form) {
+    case DecayForm::softplus:
+      return visit(SoftplusDecay<Real>(in));
+    case DecayForm::lower_bound:
+      return visit(LowerBoundDecay<Real>(in));
+    case DecayForm::logsigmoid:
+      return visit(LogSigmoidDecay<Real>(in));
+    case DecayForm::fixed:
+      return visit(FixedDecay<Real>(in));
+  }
+}
+
+}  // namespace rankone::recurrence

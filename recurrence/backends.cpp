@@ -1,0 +1,54 @@
+// The list of backends and the choice among them.
+
+#include <algorithm>
+#include <vector>
+
+#include "core/status.hpp"
+#include "recurrence/backend.hpp"
+
+namespace rankone::recurrence {
+namespace {
+
+std::vector<const Backend*>& registered() {
+  static std::vector<const Backend*> list;
+  return list;
+}
+
+// The latest registration of a name wins over earlier ones and over the built-in backend.
+const Backend* accepting(std::string_view name, const CallShape& call) {
+  const std::vector<const Backend*>& list = registered();
+  const auto fits = [&](const Backend* backend) {
+    return backend->name() == name && backend->accepts(call);
+  };
+  const auto found = std::find_if(list.rbegin(), list.rend(), fits);
+  if (found != list.rend()) return *found;
+  for (const Backend* backend : {&cpu_backend(), &reference_backend()}) {
+    if (fits(backend)) return backend;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+RegisteredBackend::RegisteredBackend(const Backend& backend) : backend_(&backend) {
+  registered().push_back(backend_);
+}
+
+RegisteredBackend::~RegisteredBackend() {
+  std::vector<const Backend*>& list = registered();
+  const auto found = std::find(list.rbegin(), list.rend(), backend_);
+  if (found != list.rend()) list.erase(std::next(found).base());
+}
+
+const Backend& select_backend(const Context& context, const CallShape& call) {
+  for (const std::string& name : context.backends()) {
+    if (const Backend* backend = accepting(name, call)) return *backend;
+  }
+  if (!reference_backend().accepts(call)) {
+    fail(Status::unsupported, "[recurrence] no backend of this build runs {} on this device",
+         name(call.dtype));
+  }
+  return reference_backend();
+}
+
+}  // namespace rankone::recurrence
