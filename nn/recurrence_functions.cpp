@@ -1,0 +1,251 @@
+// The functions of recurrence.hpp on the tape. Their gradients are overwritten, never accumulated,
+// so those of parameters too go through scratch and add_grad.
+
+#include "nn/function_support.hpp"
+#include "nn/functions.hpp"
+
+namespace rankone::nn {
+
+using support::like;
+using support::value;
+using support::wanted;
+
+Var two_key(Tape& tape, const Sequences& sequences, const TwoKeyArgs& vars) {
+  recurrence::TwoKey inputs;
+  inputs.q = value(tape, vars.q);
+  inputs.e = value(tape, vars.e);
+  inputs.w = value(tape, vars.w);
+  inputs.v = value(tape, vars.v);
+  inputs.g = value(tape, vars.g);
+  inputs.b = value(tape, vars.b);
+  inputs.initial_state = vars.state;
+  inputs.scale = vars.scale;
+  const Tensor o = like(tape, inputs.v);
+  recurrence::two_key(tape.context(), sequences, inputs, {o, vars.state});
+  return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
+    recurrence::TwoKeyGrads grads;
+    grads.q = wanted(tape_, vars.q);
+    grads.e = wanted(tape_, vars.e);
+    grads.w = wanted(tape_, vars.w);
+    grads.v = wanted(tape_, vars.v);
+    grads.g = wanted(tape_, vars.g);
+    grads.b = wanted(tape_, vars.b);
+    recurrence::two_key_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
+    tape_.add_grad(vars.q, grads.q);
+    tape_.add_grad(vars.e, grads.e);
+    tape_.add_grad(vars.w, grads.w);
+    tape_.add_grad(vars.v, grads.v);
+    tape_.add_grad(vars.g, grads.g);
+    tape_.add_grad(vars.b, grads.b);
+  });
+}
+
+Var precondition(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars) {
+  recurrence::Precondition inputs;
+  inputs.kind = vars.kind;
+  inputs.k = value(tape, vars.k);
+  inputs.target = value(tape, vars.target);
+  inputs.g = value(tape, vars.g);
+  inputs.b = value(tape, vars.b);
+  inputs.center = value(tape, vars.center);
+  inputs.ridge = value(tape, vars.ridge);
+  inputs.initial = vars.state;
+  inputs.x = vars.x;
+  inputs.eps = vars.eps;
+  inputs.normalize = vars.normalize;
+  const Tensor out = like(tape, inputs.target);
+  recurrence::precondition(tape.context(), sequences, inputs, {out, vars.state});
+  return tape.result(out, [=, &sequences](Tape& tape_, const Tensor& dy) {
+    recurrence::PreconditionGrads grads;
+    grads.k = wanted(tape_, vars.k);
+    grads.target = wanted(tape_, vars.target);
+    grads.g = wanted(tape_, vars.g);
+    grads.b = wanted(tape_, vars.b);
+    grads.center = wanted(tape_, vars.center);
+    grads.ridge = wanted(tape_, vars.ridge);
+    recurrence::precondition_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
+    tape_.add_grad(vars.k, grads.k);
+    tape_.add_grad(vars.target, grads.target);
+    tape_.add_grad(vars.g, grads.g);
+    tape_.add_grad(vars.b, grads.b);
+    tape_.add_grad(vars.center, grads.center);
+    tape_.add_grad(vars.ridge, grads.ridge);
+  });
+}
+
+DecayResult decay(Tape& tape, const DecayArgs& vars, bool want_dt) {
+  recurrence::Decay inputs;
+  inputs.form = vars.form;
+  inputs.channel = vars.channel;
+  inputs.x = value(tape, vars.x);
+  inputs.a_log = value(tape, vars.a_log);
+  inputs.dt_bias = value(tape, vars.dt_bias);
+  inputs.bound = vars.bound;
+  inputs.normalizer = vars.normalizer;
+  inputs.clamp = vars.clamp;
+  inputs.dt_min = vars.dt_min;
+  inputs.dt_max = vars.dt_max;
+  if (!vars.x) {  // the fixed form: nothing to differentiate
+    const Tensor g = tape.context().empty(vars.shape, vars.dtype);
+    recurrence::decay(tape.context(), inputs, {g, {}});
+    return {tape.constant(g), {}};
+  }
+  recurrence::DecayOut out{like(tape, inputs.x), {}};
+  if (want_dt) out.dt = like(tape, inputs.x);
+  recurrence::decay(tape.context(), inputs, out);
+  DecayResult result{tape.leaf(out.g), {}};
+  if (want_dt) result.dt = tape.leaf(out.dt);
+  tape.joint([=](Tape& tape_, const Tensor&) {
+    recurrence::DecayCotangents cotangents{tape_.grad(result.g), {}};
+    if (result.dt) cotangents.dt = tape_.grad(result.dt);
+    if (!cotangents.g.defined() && !cotangents.dt.defined()) return;
+    const recurrence::DecayGrads grads{wanted(tape_, vars.x), wanted(tape_, vars.a_log),
+                                       wanted(tape_, vars.dt_bias)};
+    recurrence::decay_vjp(tape_.context(), inputs, cotangents, grads);
+    tape_.add_grad(vars.x, grads.x);
+    tape_.add_grad(vars.a_log, grads.a_log);
+    tape_.add_grad(vars.dt_bias, grads.dt_bias);
+  });
+  return result;
+}
+
+Var softplus(Tape& tape, Var x, double shift) {
+  const Tensor input = tape.value(x);
+  // The time step of the softplus decay is softplus itself.
+  DecayArgs args;
+  args.x = reshape(tape, x, {input.count(), 1});
+  Var y = reshape(tape, decay(tape, args, true).dt, input.shape());
+  if (shift != 0.0) {
+    const Tensor constant = like(tape, input);
+    fill(tape.context(), constant, shift);
+    y = add(tape, y, tape.constant(constant));
+  }
+  return y;
+}
+
+namespace {
+
+recurrence::Gain gain_inputs(const Tape& tape, const GainArgs& vars) {
+  recurrence::Gain inputs;
+  inputs.kind = vars.kind;
+  inputs.time_factor = vars.time_factor;
+  inputs.x = value(tape, vars.x);
+  inputs.x_v = value(tape, vars.x_v);
+  inputs.theta = value(tape, vars.theta);
+  inputs.e = value(tape, vars.e);
+  inputs.w = value(tape, vars.w);
+  inputs.v = value(tape, vars.v);
+  inputs.eps = vars.eps;
+  inputs.positions = vars.positions;
+  return inputs;
+}
+
+void gain_backward(Tape& tape, const Sequences& sequences, const GainArgs& vars,
+                   const recurrence::Gain& inputs, const GainResult& out) {
+  const auto grad = [&](Var output, Var input) {
+    return output && output.id != input.id ? tape.grad(output) : Tensor();
+  };
+  recurrence::GainCotangents cotangents;
+  cotangents.b = grad(out.b, {});
+  cotangents.e = grad(out.e, vars.e);
+  // Where both keys are one, their outputs are one Var: its cotangent counts once.
+  if (out.w.id != out.e.id) cotangents.w = grad(out.w, vars.w);
+  cotangents.v = grad(out.v, vars.v);
+  if (!cotangents.b.defined() && !cotangents.e.defined() && !cotangents.w.defined() &&
+      !cotangents.v.defined()) {
+    return;
+  }
+  recurrence::GainGrads grads;
+  grads.x = wanted(tape, vars.x);
+  grads.x_v = wanted(tape, vars.x_v);
+  grads.theta = wanted(tape, vars.theta);
+  grads.e = wanted(tape, vars.e);
+  grads.w = wanted(tape, vars.w);
+  grads.v = wanted(tape, vars.v);
+  recurrence::gain_vjp(tape.context(), sequences, inputs, cotangents, grads);
+  tape.add_grad(vars.x, grads.x);
+  tape.add_grad(vars.x_v, grads.x_v);
+  tape.add_grad(vars.theta, grads.theta);
+  tape.add_grad(vars.e, grads.e);
+  tape.add_grad(vars.w, grads.w);
+  tape.add_grad(vars.v, grads.v);
+}
+
+}  // namespace
+
+GainResult gain(Tape& tape, const Sequences& sequences, const GainArgs& vars) {
+  using recurrence::GainKind;
+  const bool keys = recurrence::is_key_norm(vars.kind);
+  const bool vector = vars.kind == GainKind::vector;
+  const bool timed = vars.time_factor != recurrence::TimeFactor::none;
+  GainResult result{{}, vars.e, vars.w, vars.v};
+  if (vars.kind == GainKind::one && !timed) return result;
+  const recurrence::Gain inputs = gain_inputs(tape, vars);
+  recurrence::GainOut out;
+  if (!vector || timed) out.b = tape.context().empty(vars.shape, vars.dtype);
+  if (keys || (vector && vars.e)) out.e = like(tape, inputs.e);
+  if (keys && vars.w.id != vars.e.id) out.w = like(tape, inputs.w);
+  if (keys || vector) out.v = like(tape, inputs.v);
+  recurrence::gain(tape.context(), sequences, inputs, out);
+  if (out.b.defined()) result.b = tape.leaf(out.b);
+  if (out.e.defined()) result.e = tape.leaf(out.e);
+  if (keys) result.w = out.w.defined() ? tape.leaf(out.w) : result.e;
+  if (out.v.defined()) result.v = tape.leaf(out.v);
+  tape.joint([=, &sequences](Tape& tape_, const Tensor&) {
+    gain_backward(tape_, sequences, vars, inputs, result);
+  });
+  return result;
+}
+
+Var mesa(Tape& tape, const Sequences& sequences, const MesaArgs& vars) {
+  recurrence::Mesa inputs;
+  inputs.q = value(tape, vars.q);
+  inputs.k = value(tape, vars.k);
+  inputs.v = value(tape, vars.v);
+  inputs.g = value(tape, vars.g);
+  inputs.b = value(tape, vars.b);
+  inputs.lambda = value(tape, vars.lambda);
+  inputs.initial_hkk = vars.hkk;
+  inputs.initial_hkv = vars.hkv;
+  inputs.max_iterations = vars.max_iterations;
+  inputs.tolerance = vars.tolerance;
+  const Tensor o = like(tape, inputs.v);
+  recurrence::mesa(tape.context(), sequences, inputs, {o, vars.hkk, vars.hkv});
+  return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
+    recurrence::MesaGrads grads;
+    grads.q = wanted(tape_, vars.q);
+    grads.k = wanted(tape_, vars.k);
+    grads.v = wanted(tape_, vars.v);
+    grads.g = wanted(tape_, vars.g);
+    grads.b = wanted(tape_, vars.b);
+    grads.lambda = wanted(tape_, vars.lambda);
+    recurrence::mesa_vjp(tape_.context(), sequences, inputs, {dy, {}, {}}, grads);
+    tape_.add_grad(vars.q, grads.q);
+    tape_.add_grad(vars.k, grads.k);
+    tape_.add_grad(vars.v, grads.v);
+    tape_.add_grad(vars.g, grads.g);
+    tape_.add_grad(vars.b, grads.b);
+    tape_.add_grad(vars.lambda, grads.lambda);
+  });
+}
+
+Var longhorn(Tape& tape, const Sequences& sequences, const LonghornArgs& vars) {
+  const recurrence::Longhorn inputs{tape.value(vars.q), tape.value(vars.k), tape.value(vars.v),
+                                    tape.value(vars.beta), vars.state};
+  const Tensor o = like(tape, inputs.v);
+  recurrence::longhorn(tape.context(), sequences, inputs, {o, vars.state});
+  return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
+    recurrence::LonghornGrads grads;
+    grads.q = wanted(tape_, vars.q);
+    grads.k = wanted(tape_, vars.k);
+    grads.v = wanted(tape_, vars.v);
+    grads.beta = wanted(tape_, vars.beta);
+    recurrence::longhorn_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
+    tape_.add_grad(vars.q, grads.q);
+    tape_.add_grad(vars.k, grads.k);
+    tape_.add_grad(vars.v, grads.v);
+    tape_.add_grad(vars.beta, grads.beta);
+  });
+}
+
+}  // namespace rankone::nn
