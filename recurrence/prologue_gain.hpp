@@ -61,7 +61,7 @@ class GainRows {
 
   void forward(ThreadPool& threads, const GainResults<Real>& out) const {
     each_block(threads, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      if (in_.kind == GainKind::vector) return gate(begin, end, out);
+      if (in_.kind == GainKind::vector) gate(begin, end, out);
       with_gain(in_.kind, [&](auto policy) {
         each_row(begin, end, [&](std::int64_t row, Real factor) {
           if constexpr (decltype(policy)::key_norm) {
