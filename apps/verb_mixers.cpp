@@ -1,5 +1,7 @@
 // rankone mixers: the family as a table of the four axes.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <vector>
