@@ -76,7 +76,7 @@ function(rankone_test name)
   target_link_libraries(rankone_${name}_test PRIVATE ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
   add_dependencies(rankone_${name}_test rankone)
   gtest_discover_tests(rankone_${name}_test TEST_PREFIX ${RANKONE_TEST_PREFIX}${name}. DISCOVERY_MODE PRE_TEST
-    DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+    DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES PROPERTIES TIMEOUT 600)
 endfunction()
 
 # rankone_fuzz(NAME [DEPENDS lib...]): the libFuzzer target fuzz_NAME from NAME.cpp, and a test that runs it

@@ -9,7 +9,13 @@ namespace rankone {
 Sequences Sequences::dense(std::int64_t batch, std::int64_t time) {
   require(batch >= 0 && time >= 0, "[sequences] batch {} and time {} must not be negative", batch,
           time);
+  constexpr std::int64_t kMostSequences = std::int64_t{1} << 31;
+  std::int64_t rows = 0;
+  require(batch <= kMostSequences && !__builtin_mul_overflow(batch, time, &rows),
+          "[sequences] batch {} of time {} is too large (at most {} sequences)", batch, time,
+          kMostSequences);
   Sequences result;
+  result.boundaries_.reserve(static_cast<std::size_t>(batch) + 1);
   for (std::int64_t b = 1; b <= batch; ++b) result.boundaries_.push_back(b * time);
   return result;
 }

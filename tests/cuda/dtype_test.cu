@@ -1,5 +1,5 @@
-// The 16-bit formats of core/dtype.hpp and the GPU's own conversions must agree bit for bit: a tensor
-// may be rounded on either side.
+// The 16-bit formats of core/dtype.hpp and the GPU's own conversions must agree bit for bit: a
+// tensor may be rounded on either side.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,5 +1,5 @@
-// The shape of the source tree: which layer may include which, how long a file may be, and words that
-// mark unfinished work.
+// The shape of the source tree: which layer may include which, how long a file may be, and words
+// that mark unfinished work.
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 
 using Layers = std::map<std::string, std::set<std::string>>;
 
-// What each layer may include beside itself. Siblings of one level are not in each other's set, so no
-// cycle can form; train and eval may use data.
+// What each layer may include beside itself. Siblings of one level are not in each other's set, so
+// no cycle can form; train and eval may use data.
 const Layers& allowed() {
   static const Layers layers = {
       {"core", {}},
@@ -60,7 +60,8 @@ std::vector<std::string> upward_includes(const std::vector<SourceFile>& files) {
       }
       // Backends stand side by side: the oracle must not lean on what it judges.
       if (file.path.find("/reference/") != std::string::npos &&
-          (header.find("/cpu/") != std::string::npos || header.find("/cuda/") != std::string::npos)) {
+          (header.find("/cpu/") != std::string::npos ||
+           header.find("/cuda/") != std::string::npos)) {
         found.push_back(file.path + " includes " + header);
       }
     }

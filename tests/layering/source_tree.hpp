@@ -35,7 +35,8 @@ inline std::vector<SourceFile> source_tree() {
     for (const auto& entry : fs::recursive_directory_iterator(source_dir() / folder)) {
       // The corpora of fuzz targets and test data are no text.
       const std::string path = entry.path().string();
-      if (path.find("/corpus/") != std::string::npos || path.find("/golden/") != std::string::npos ||
+      if (path.find("/corpus/") != std::string::npos ||
+          path.find("/golden/") != std::string::npos ||
           path.find("/__pycache__/") != std::string::npos) {
         continue;
       }
