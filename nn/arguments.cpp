@@ -54,6 +54,10 @@ void Arguments::rows(std::string_view name, const Tensor& tensor, std::int64_t r
   this->dtype(name, tensor, dtype);
 }
 
+void Arguments::index(std::string_view name, std::int64_t value, std::int64_t limit) const {
+  check(value >= 0 && value < limit, "{} holds {} (must be in [0, {}))", name, value, limit);
+}
+
 void Arguments::dtype(std::string_view name, const Tensor& tensor, Dtype dtype) const {
   check(tensor.dtype() == dtype, "{} has dtype {} (must be {})", name,
         rankone::name(tensor.dtype()), rankone::name(dtype));

@@ -38,6 +38,8 @@ class Arguments {
   // asks for; refused where there is no parameter.
   void parameter_gradient(std::string_view name, const Tensor& gradient, const Tensor& parameter,
                           Dtype activations) const;
+  // An element that selects one of `limit` rows: a backend's check, where the host holds the data.
+  void index(std::string_view name, std::int64_t value, std::int64_t limit) const;
 
   template <class... Args>
   void check(bool condition, fmt::format_string<Args...> format, Args&&... args) const {

@@ -57,11 +57,15 @@ class GainRows {
  public:
   GainRows(const Gain& in, const Sequences& sequences, const GainShape& shape,
            const GainArrays<Real>& arrays)
-      : in_(in), sequences_(sequences), shape_(shape), arrays_(arrays) {}
+      : in_(in),
+        sequences_(sequences),
+        shape_(shape),
+        arrays_(arrays),
+        scalar_logits_(arrays.x != nullptr && in.kind != GainKind::vector) {}
 
   void forward(ThreadPool& threads, const GainResults<Real>& out) const {
     each_block(threads, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      if (in_.kind == GainKind::vector) return gate(begin, end, out);
+      if (in_.kind == GainKind::vector) gate(begin, end, out);
       with_gain(in_.kind, [&](auto policy) {
         each_row(begin, end, [&](std::int64_t row, Real factor) {
           if constexpr (decltype(policy)::key_norm) {
@@ -114,7 +118,7 @@ class GainRows {
     return row * shape_.value_heads + head;
   }
   GainInputs<Real> inputs(std::int64_t row, std::int64_t head, Real N) const {
-    return {arrays_.x != nullptr ? arrays_.x[gain_at(row, head)] : 0, N, static_cast<Real>(in_.eps),
+    return {scalar_logits_ ? arrays_.x[gain_at(row, head)] : 0, N, static_cast<Real>(in_.eps),
             arrays_.theta != nullptr ? arrays_.theta[0] : 0};
   }
   // 1 / n. Where even eps is 0 a zero key stays zero: it writes nothing.
@@ -233,6 +237,7 @@ class GainRows {
   const Sequences& sequences_;
   const GainShape& shape_;
   const GainArrays<Real>& arrays_;
+  const bool scalar_logits_;  // x is [R, HV]
 };
 
 }  // namespace rankone::recurrence

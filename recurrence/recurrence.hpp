@@ -166,8 +166,8 @@ void decay_vjp(Context& context, const Decay& inputs, const DecayCotangents& cot
 //   longhorn        b = beta / (1 + beta N)
 //   efla            b = (1 - exp(-beta N)) / N
 //   learned_scalar  b = beta / (softplus(theta) N + eps)
-//   vector          e *= sigmoid(x) per key channel, v *= sigmoid(x_v) per value channel, b = 1
-//                   (GDN-2)
+//   vector          e *= sigmoid(x) per key channel, v *= sigmoid(x_v) per value channel,
+//                   b = 1 (GDN-2)
 // and b is multiplied by the time factor f(t), t = 1 for the first row of a sequence at position 0:
 // 1/t, 1/sqrt(t) or 1/ln(1 + t).
 // The key-norm gains (kaczmarz .. learned_scalar) are returned in the bounded form of
@@ -205,7 +205,7 @@ struct Gain {
 };
 
 struct GainOut {
-  // key-norm: e, w, v and b; vector: e and v; otherwise b only. The rest stays undefined.
+  // key-norm: e, w, v and b; vector: e, v and b = f(t); otherwise b only. The rest is undefined.
   Tensor b;  // [R, HV]
   Tensor e, w, v;
 };

@@ -110,9 +110,6 @@ struct GainCheck {
   void results(std::string_view what, const Tensor& b, const Tensor& e, const Tensor& w,
                const Tensor& v) {
     const auto named = [&](const char* name) { return std::string(what) + name; };
-    if (vector) {
-      check.absent(named("b"), b, "the vector gain has b = 1");
-    }
     if (!key_norm) {
       check.absent(named("w"), w, "only a key-norm gain scales w");
     }
@@ -153,8 +150,6 @@ struct GainCheck {
                  "e and x are not both given (both, or neither in an additive solve)");
       check.that(!in.e.defined() || in.e.rank() > 2, "e has shape {} (it is [R, H, K])",
                  in.e.defined() ? in.e.shape().str() : "");
-      check.that(in.time_factor == TimeFactor::none,
-                 "the vector gain has no scalar gain that a time factor could scale");
     } else {
       check.absent("x_v", in.x_v, "only the vector gain has value logits");
       if (has_logits(in.kind)) {

@@ -15,10 +15,6 @@ std::int64_t row_stride(const Tensor& tensor) {
   return tensor.dtype() == Dtype::f64 ? tensor.stride(0) : tensor.dim(1);
 }
 
-void check_id(std::string_view operation, std::int32_t id, std::int64_t rows) {
-  require(id >= 0 && id < rows, "[{}] ids holds {} (must be in [0, {}))", operation, id, rows);
-}
-
 }  // namespace
 
 // c_ij = sum_k op(a)_ik op(b)_kj
@@ -97,7 +93,7 @@ void ReferenceBackend::embedding(Context& context, const Tensor& ids, const Tens
   const std::int64_t width = table_.dim(1);
   for (std::int64_t r = 0; r < ids.count(); ++r) {
     const std::int32_t id = ids.data<std::int32_t>()[r];
-    check_id("embedding", id, table_.dim(0));
+    Arguments("embedding").index("ids", id, table_.dim(0));
     for (std::int64_t i = 0; i < width; ++i) y[r * width + i] = table[id * width + i];
   }
   y.store();
@@ -111,7 +107,7 @@ void ReferenceBackend::embedding_vjp(Context& context, const Tensor& ids, const 
   const std::int64_t width = dtable_.dim(1);
   for (std::int64_t r = 0; r < ids.count(); ++r) {
     const std::int32_t id = ids.data<std::int32_t>()[r];
-    check_id("embedding_vjp", id, dtable_.dim(0));
+    Arguments("embedding_vjp").index("ids", id, dtable_.dim(0));
     for (std::int64_t i = 0; i < width; ++i) dtable[id * width + i] += dy[r * width + i];
   }
   dtable.store();

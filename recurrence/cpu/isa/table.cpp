@@ -1,0 +1,24 @@
+#include "recurrence/cpu/isa/declarations.hpp"
+
+namespace rankone::recurrence::cpu::RANKONE_ISA {
+
+const Kernels kKernels = {
+    .product = product,
+    .lower_inner = lower_inner,
+    .add_lower = add_lower,
+    .add_lower_transposed = add_lower_transposed,
+    .solve_lower = solve_lower,
+    .solve_lower_transposed = solve_lower_transposed,
+    .scale_lower = scale_lower,
+    .scalar_decay = scalar_decay,
+    .channel_decay = channel_decay,
+    .block_interaction = block_interaction,
+    .block_interaction_grad = block_interaction_grad,
+    .step = step,
+    .copy_rows = copy_rows,
+    .multiply_rows = multiply_rows,
+    .transpose = transpose,
+    .dot = dot,
+};
+
+}  // namespace rankone::recurrence::cpu::RANKONE_ISA

@@ -1,0 +1,181 @@
+#pragma once
+
+// The vector kernels of this backend: plain functions on row-major float32 matrices in scratch
+// memory, compiled once per instruction set (isa/) and reached through one table.
+//
+// A matrix in scratch has rows of `leading(columns)` floats: whole cache lines, an odd number of
+// them, so that a column of it does not fall into one cache set; the padding is zero where a kernel
+// says so. Each element of a product is one chain of multiply-adds in increasing order of the inner
+// index, whatever the sizes around it, so a column does not depend on its neighbours: columns may
+// be cut over tasks at any multiple of the vector length without changing a bit.
+
+#include <cstdint>
+
+#include "core/isa.hpp"
+
+namespace rankone::recurrence::cpu {
+
+using Index = std::int64_t;
+
+inline constexpr int kLine = 16;       // floats of a cache line; every vector length divides it
+inline constexpr int kBlock = 16;      // rows of a sub-block of the per-channel decay
+inline constexpr int kMaxChunk = 128;  // most rows of a chunk
+
+constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+constexpr int leading(int columns) { return (round_up(columns, kLine) / kLine | 1) * kLine; }
+
+enum class Into { overwrite, add };
+
+// out(m, n) = [scale(m) * out(m, n)] + sum_k a(m, k) b(k, n); columns are processed up to the next
+// multiple of kLine.
+struct Product {
+  const float* a;
+  Index a_row, a_column;  // one of the two is 1
+  const float* b;
+  Index b_row;
+  float* out;
+  Index out_row;
+  int rows, columns, inner;
+  Into into = Into::overwrite;
+  const float* scale = nullptr;  // with Into::add: factor of the old value, per row
+};
+
+// A square lower triangle [n, n] applied to rows of x; both in scratch.
+struct Triangle {
+  const float* lower;
+  Index lower_row;
+  const float* x;
+  Index x_row;
+  float* out;  // solves: may be x
+  Index out_row;
+  int n, columns;
+};
+
+// Scalar (or no) decay of one chunk: factors from the running products of exp(g), kept in float64.
+struct ScalarDecay {
+  const float* g;  // null: none
+  Index g_step;
+  int n;
+  float* between;  // [n, leading]: exp(g_{j+1} + .. + g_i) for j <= i, zero above the diagonal
+  Index between_row;
+  float* prefix;  // [n]: exp(g_0 + .. + g_i)
+  float* suffix;  // [n]: exp(g_{i+1} + .. + g_{n-1})
+};
+
+// Per-channel decay of one chunk. Exponents are sums over an interval inside a sub-block of kBlock
+// rows, or inside the chunk, never differences of longer sums: those lose the small gates beside
+// large ones.
+struct ChannelDecay {
+  const float* g;
+  Index g_row;
+  int n, channels;
+  Index row;          // of the outputs
+  float* step;        // [n, K]: exp(g_i)
+  float* prefix;      // [n, K]: exp of the sum from the start of the sub-block to i, inclusive
+  float* suffix;      // [n, K]: exp of the sum behind i to the end of the sub-block
+  float* from_start;  // [n, K]: exp of the sum from the start of the chunk to i, inclusive
+  float* to_end;      // [n, K]: exp of the sum behind i to the end of the chunk
+};
+
+// Interactions inside one sub-block of rows: read(i, j) = sum_d erase(i, d) write(j, d) D(i, j, d)
+// for j < i and seen(i, j) likewise with the query for j <= i; D is the product of the steps
+// between.
+struct BlockInteraction {
+  const float* step;
+  const float* erase;  // null: not wanted
+  const float* query;  // null: not wanted
+  const float* write;
+  Index step_row, erase_row, query_row, write_row;
+  float* read;
+  float* seen;
+  Index read_row, seen_row;
+  int n, channels;
+};
+
+// The way back through BlockInteraction: adds to the gradients, given those of read and seen.
+// Terms are strict (j < i); the caller adds those of the diagonal of seen.
+struct BlockInteractionGrad {
+  const float* step;
+  const float* erase;  // null: none
+  const float* query;
+  const float* write;
+  Index step_row, erase_row, query_row, write_row;
+  const float* read_grad;
+  const float* seen_grad;
+  Index grad_row;
+  float* erase_grad;
+  float* query_grad;
+  float* write_grad;
+  Index out_row;
+  int n, channels;
+};
+
+// to(i, j) = from(i, j) * between(i, j) * factor * row_factor(i) for j < i, or j <= i with
+// `diagonal`; zero for the other j up to n.
+struct LowerScale {
+  const float* from;
+  Index from_row;
+  float* to;  // may be from
+  Index to_row;
+  int n;
+  bool diagonal = false;
+  const float* between = nullptr;
+  Index between_row = 0;
+  float factor = 1.0F;
+  const float* row_factor = nullptr;
+};
+
+// One token of one head, on columns [0, columns) of a state with rows of `state_row` floats.
+struct Step {
+  const float* q;
+  const float* e;  // null: additive
+  const float* w;
+  const float* v;
+  const float* decay;  // factor per channel; null: none
+  float gain;
+  float scale;
+  const float* state;  // null: zero
+  float* new_state;    // may be state
+  Index state_row;
+  float* o;
+  int channels, columns;
+};
+
+struct Kernels {
+  void (*product)(const Product&);
+  void (*lower_inner)(const Product&);            // as product, only columns j <= i are needed
+  void (*add_lower)(const Triangle&);             // out_i += sum_{j <= i} lower(i, j) x_j
+  void (*add_lower_transposed)(const Triangle&);  // out_j += sum_{i >= j} lower(i, j) x_i
+  void (*solve_lower)(const Triangle&);           // x_i += sum_{j < i} lower(i, j) x_j, in order
+  void (*solve_lower_transposed)(
+      const Triangle&);  // x_j += sum_{i > j} lower(i, j) x_i, from the end
+  void (*scale_lower)(const LowerScale&);
+  void (*scalar_decay)(const ScalarDecay&);
+  void (*channel_decay)(const ChannelDecay&);
+  void (*block_interaction)(const BlockInteraction&);
+  void (*block_interaction_grad)(const BlockInteractionGrad&);
+  void (*step)(const Step&);
+  // to(i, :) = factor(i) * from(i, :), zero up to the next multiple of kLine. A null factor is 1.
+  void (*copy_rows)(float* to, Index to_row, const float* from, Index from_row, const float* factor,
+                    int rows, int columns);
+  // to(i, :) = a(i, :) * b(i, :) * factor
+  void (*multiply_rows)(float* to, Index to_row, const float* a, Index a_row, const float* b,
+                        Index b_row, float factor, int rows, int columns);
+  void (*transpose)(float* to, Index to_row, const float* from, Index from_row, int rows,
+                    int columns);
+  float (*dot)(const float* a, const float* b, int n);
+};
+
+const Kernels& kernels();  // of best_isa()
+
+namespace baseline {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+
+}  // namespace rankone::recurrence::cpu

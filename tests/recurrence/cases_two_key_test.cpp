@@ -1,0 +1,48 @@
+// Every case of the list, forward and backward, against float64.
+
+#include <gtest/gtest.h>
+
+#include "recurrence/backend.hpp"
+#include "tests/cases/compare.hpp"
+#include "tests/cases/plain.hpp"
+
+namespace rankone::test {
+namespace {
+
+using recurrence::TwoKeyGrads;
+using recurrence::TwoKeyOut;
+
+class Cases : public testing::TestWithParam<Case> {
+ protected:
+  const Inputs inputs_ = make_inputs(GetParam());
+  const Inputs wide_ = widened(inputs_);
+  Context reference_{{.threads = 1, .backends = {"reference"}}};
+  Context cpu_{{.threads = 1, .backends = {"cpu", "reference"}}};
+
+  void check(const std::string& name, const Tensor& result, const Tensor& plain,
+             const Tensor& expected) const {
+    if (!result.defined()) return;
+    if (GetParam().bound > 0) {
+      EXPECT_LE(relative_error(result, expected), GetParam().bound) << name;
+    } else {
+      EXPECT_TRUE(within_plain(name, result, plain, expected));
+    }
+  }
+};
+
+TEST_P(Cases, Forward) {
+  const TwoKeyOut expected = make_out(wide_);
+  recurrence::two_key(reference_, wide_.sequences, wide_.two_key, expected);
+  const TwoKeyOut plain = make_out(inputs_);
+  plain_two_key(Dtype::f32, inputs_, plain);
+  const TwoKeyOut out = make_out(inputs_);
+  recurrence::two_key(cpu_, inputs_.sequences, inputs_.two_key, out);
+  check("o", out.o, plain.o, expected.o);
+  check("final_state", out.final_state, plain.final_state, expected.final_state);
+}
+
+INSTANTIATE_TEST_SUITE_P(TwoKey, Cases, testing::ValuesIn(cases()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace rankone::test
