@@ -40,7 +40,7 @@ void gemm(Context& context, const Gemm& args);
 struct Linear {
   Tensor x;       // [R, in]
   Tensor weight;  // [out, in]
-  Tensor bias;    // [out] or undefined
+  Tensor bias{};  // [out] or undefined
 };
 void linear(Context& context, const Linear& args, const Tensor& y);  // y [R, out]
 struct LinearGrads {
@@ -62,8 +62,8 @@ void embedding_vjp(Context& context, const Tensor& ids, const Tensor& dy, const 
 // uses the piece i mod (W / D).
 struct RmsNorm {
   Tensor x;                                  // [..., D]
-  Tensor weight;                             // [W] or undefined (one)
-  Tensor gate;                               // as x, or undefined
+  Tensor weight{};                           // [W] or undefined (one)
+  Tensor gate{};                             // as x, or undefined
   Activation activation = Activation::silu;  // of the gate: silu or sigmoid
   bool gate_first = false;
   double eps = 1e-6;
@@ -93,8 +93,8 @@ void vector_norm_vjp(Context& context, const VectorNorm& args, const Tensor& dy,
 struct ShortConv {
   Tensor x;                                  // [R, C]
   Tensor weight;                             // [C, W], 1 <= W <= 8
-  Tensor bias;                               // [C] or undefined
-  Tensor history;                            // [N, C, W-1] or undefined (zero)
+  Tensor bias{};                             // [C] or undefined
+  Tensor history{};                          // [N, C, W-1] or undefined (zero)
   Activation activation = Activation::silu;  // none or silu
 };
 struct ShortConvOut {
@@ -169,7 +169,7 @@ void gather_rows(Context& context, const Tensor& x, std::span<const std::int64_t
 // of each sequence, undefined: 0.
 struct Rope {
   Tensor x;
-  Tensor positions;
+  Tensor positions{};
   double theta = 10000.0;
 };
 void rope(Context& context, const Sequences& sequences, const Rope& args, const Tensor& y);
@@ -187,7 +187,7 @@ struct Attention {
   // Cache, [N, HK, capacity, D] each, or undefined. positions [N] i64 says how many tokens of each
   // sequence it holds; the new rows are stored after them, and attention reads cache and new rows.
   // The caller has made capacity >= position + length.
-  Tensor cache_k, cache_v, positions;
+  Tensor cache_k{}, cache_v{}, positions{};
 };
 void attention(Context& context, const Sequences& sequences, const Attention& args,
                const Tensor& o);
