@@ -19,7 +19,9 @@ class Tokenizer {
   static Tokenizer load(const std::filesystem::path& file);
   static Tokenizer parse(std::string bytes, std::string_view where);
   // Trains a BPE model of `vocab_size` pieces: byte fallback, identity normalisation, newline a
-  // piece of its own. The same texts give the same bytes. `texts` are whole documents.
+  // piece of its own, nothing put in front of a text. The same texts give the same bytes. `texts`
+  // are whole documents; of more than 16 MiB, lines drawn evenly are used. 261 <= vocab_size <=
+  // 2^18; fails with invalid_argument where the text has too few or too many different pieces.
   static Tokenizer train(std::span<const std::string_view> texts, std::int64_t vocab_size);
 
   Tokenizer(Tokenizer&&) noexcept;
@@ -29,9 +31,15 @@ class Tokenizer {
   std::int32_t size() const;
   std::int32_t bos() const;
   std::int32_t eos() const;
-  std::vector<std::int32_t> encode(std::string_view text) const;  // without BOS and EOS
+  // Without BOS and EOS. A text may be cut in front of newlines if splits_at_newlines(): the ids of
+  // its first part, then those of the others with `continued`, are the ids of the whole.
+  std::vector<std::int32_t> encode(std::string_view text, bool continued = false) const;
+  bool splits_at_newlines() const;
+  // Pieces that are no UTF-8 together become U+FFFD.
   std::string decode(std::span<const std::int32_t> ids) const;
-  // UTF-8 bytes of the text that a piece stands for (a byte piece: 1; control pieces: 0).
+  // UTF-8 bytes of the text that a piece stands for (a byte piece: 1; control and unknown pieces:
+  // 0). Over the pieces of a text they add up to its bytes, and a leading space where the model
+  // puts one in front of every text.
   std::int32_t piece_bytes(std::int32_t id) const;
   const std::string& bytes() const;                    // of the model file
   std::string hash() const;                            // hex, of bytes()

@@ -21,8 +21,10 @@ struct Document {
   std::string text;  // valid UTF-8
 };
 
-// Reads a file or a folder (recursively, in byte order of the paths) of UTF-8 text, or JSONL with a
-// text field. Text that is not UTF-8 is refused with file and offset.
+// Reads a file or a folder (recursively, in byte order of the paths; hidden files and links to
+// folders are left out) of UTF-8 text; a file NAME.jsonl holds one object with a "text" a line.
+// Text that is not UTF-8 is refused with file and offset, a bad line of JSONL with file and line.
+// Empty texts are left out; no text at all fails with invalid_argument.
 std::vector<Document> read_documents(const std::filesystem::path& path);
 
 struct Split {
@@ -30,13 +32,14 @@ struct Split {
   std::vector<Document> valid;
 };
 // Without --valid: the last `fraction` of every document over 100 kB, cut at a line end, is held
-// out.
+// out. Documents without a line end stay whole; `valid` may be empty.
 Split hold_out(std::vector<Document> documents, double fraction);
 
 // Documents as tokens: BOS, pieces, EOS each. u16 or u32 on disk; documented in docs/formats.md.
 class TokenFile {
  public:
-  // Tokenises (with progress on long work) and writes `file` atomically.
+  // Tokenises on all threads, with progress on long work, and writes `file` atomically. The same
+  // documents and tokenizer give the same bytes.
   static void build(const std::filesystem::path& file, std::span<const Document> documents,
                     const Tokenizer& tokenizer);
   // Maps and validates: a corrupt, truncated or foreign file fails with Status::corrupt.
@@ -54,7 +57,7 @@ class TokenFile {
   std::int32_t operator[](std::int64_t token) const;
   std::int32_t vocabulary() const;
   std::string tokenizer_hash() const;
-  std::string hash() const;  // of the content; stored in the header
+  std::string hash() const;  // SHA-256 of all before it in the file, in hex
 
  private:
   struct Impl;
@@ -72,22 +75,26 @@ struct Batch {
   std::int64_t scored = 0;            // targets >= 0
 };
 
-// All pieces of at most seq_len rows of all documents, shuffled anew each epoch by (seed, epoch)
-// and packed into batches of exactly batch_tokens rows where possible (a piece may be cut at the
-// end of a batch, its rest starting the next one; nothing is padded). A pure function of (file,
-// seq_len, batch_tokens, seed, step): a resumed run needs only the step number.
+// All pieces of at most seq_len rows of all documents, shuffled anew each epoch by (seed, epoch),
+// one epoch after the other, cut into batches of exactly batch_tokens rows: a piece may be cut at
+// the end of a batch, its rest starting the next one as a sequence of its own, and a batch may hold
+// the end of one epoch and the start of the next; nothing is padded. Every token but the last of
+// its document is an input once per epoch. A pure function of (file, seq_len, batch_tokens, seed,
+// step): a resumed run needs only the step number. `file` must outlive it.
 class Batches {
  public:
+  // seq_len, batch_tokens >= 1; fails with invalid_argument where the file has no document.
   Batches(const TokenFile& file, std::int64_t seq_len, std::int64_t batch_tokens,
           std::uint64_t seed);
+  Batches(Batches&&) noexcept;
+  Batches& operator=(Batches&&) noexcept;
+  ~Batches();
   Batch at(std::int64_t step) const;
-  std::int64_t steps_per_epoch() const;
+  std::int64_t steps_per_epoch() const;  // rounded up
 
  private:
-  const TokenFile* file_;
-  std::int64_t seq_len_;
-  std::int64_t batch_tokens_;
-  std::uint64_t seed_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace rankone::data
