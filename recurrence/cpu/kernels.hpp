@@ -125,6 +125,31 @@ struct LowerScale {
   const float* row_factor = nullptr;
 };
 
+// The gradient of the gates of one chunk in the crossing form: only terms that cross the decay of
+// step t count, so nothing of order one cancels under strong decay.
+//
+//     dg_t = whole + sum_{j < t} write_j write_back_j
+//                  + sum_{i >= t} (query_i query_back_i + erase_i erase_back_i) + inside_t
+//
+// The factors are those of the chunk form, the `back` rows their gradients. Per channel, inside_t
+// is sum_{i >= t} of `inner`; for a scalar gate it is sum_{i >= t > j} crossing(i, j), and the
+// others are summed over the channels.
+struct DecayGrad {
+  const float* query;
+  const float* query_back;
+  const float* erase;  // null: additive
+  const float* erase_back;
+  const float* write;
+  const float* write_back;
+  Index row;           // of all of them
+  const float* whole;  // [K] or [1]
+  const float* inner;  // [n, K], rows of `row`; scalar: crossing [n, n], zero for j >= i
+  Index inner_row;
+  float* out;  // [n, K] or [n]
+  Index out_row;
+  int n, channels;
+};
+
 // One token of one head, on columns [0, columns) of a state with rows of `state_row` floats.
 struct Step {
   const float* q;
@@ -154,13 +179,18 @@ struct Kernels {
   void (*channel_decay)(const ChannelDecay&);
   void (*block_interaction)(const BlockInteraction&);
   void (*block_interaction_grad)(const BlockInteractionGrad&);
+  void (*channel_decay_grad)(const DecayGrad&);
+  void (*scalar_decay_grad)(const DecayGrad&);
   void (*step)(const Step&);
   // to(i, :) = factor(i) * from(i, :), zero up to the next multiple of kLine. A null factor is 1.
   void (*copy_rows)(float* to, Index to_row, const float* from, Index from_row, const float* factor,
                     int rows, int columns);
-  // to(i, :) = a(i, :) * b(i, :) * factor
-  void (*multiply_rows)(float* to, Index to_row, const float* a, Index a_row, const float* b,
-                        Index b_row, float factor, int rows, int columns);
+  // to(i, :) += factor(i) * from(i, :)
+  void (*add_rows)(float* to, Index to_row, const float* from, Index from_row, const float* factor,
+                   int rows, int columns);
+  // to(i, :) [+]= a(i, :) * b(i, :) * factor
+  void (*multiply_rows)(Into into, float* to, Index to_row, const float* a, Index a_row,
+                        const float* b, Index b_row, float factor, int rows, int columns);
   void (*transpose)(float* to, Index to_row, const float* from, Index from_row, int rows,
                     int columns);
   float (*dot)(const float* a, const float* b, int n);

@@ -40,9 +40,8 @@ struct Layout {
   float* output;  // [C, V]
   float* decay;   // [K]: of one step
 
-  Layout(const TwoKeySizes& sizes, bool outputs, Scratch scratch)
-      : factors(sizes, outputs ? ChunkFactors::For::output : ChunkFactors::For::state, scratch),
-        value_row(leading(sizes.d_v)) {
+  Layout(const TwoKeySizes& sizes, Scratch scratch)
+      : factors(sizes, ChunkFactors::For::output, scratch), value_row(leading(sizes.d_v)) {
     state = scratch.rows(sizes.d_k, sizes.d_v);
     values = scratch.rows(sizes.chunk, sizes.d_v);
     output = scratch.rows(sizes.chunk, sizes.d_v);
@@ -114,7 +113,7 @@ class HeadTask {
     const Kernels& k = kernels();
     ChunkFactors& f = at_.factors;
     const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head_);
-    f.build(rows);
+    f.build(rows, out_.o.defined() ? ChunkFactors::For::output : ChunkFactors::For::state);
     const int v_row = at_.value_row;
     const bool erases = sizes_.delta && live_;
     k.copy_rows(at_.values, v_row, rows.v + column_, rows.value_row, erases ? nullptr : f.gain, n,
@@ -187,10 +186,9 @@ void two_key_chunked(Context& context, const Sequences& sequences, const TwoKey&
                      const TwoKeyOut& out, int chunk) {
   const TwoKeyShape shape = shape_of(sequences, inputs);
   const TwoKeySizes sizes(shape, inputs, chunk);
-  const bool outputs = out.o.defined();
   const ArenaScope scope(context.arena());
   const int threads = context.threads().size();
-  const WorkerScratch scratch(context.arena(), threads, Layout(sizes, outputs, Scratch()).used);
+  const WorkerScratch scratch(context.arena(), threads, Layout(sizes, Scratch()).used);
   if (context.planning()) return;
 
   const Index heads = shape.sequences * shape.value_heads;
@@ -198,7 +196,7 @@ void two_key_chunked(Context& context, const Sequences& sequences, const TwoKey&
   context.threads().run(heads * cut.pieces, [&](Index task, int worker) {
     const Index sequence = task / cut.pieces / shape.value_heads;
     const int column = static_cast<int>(task % cut.pieces) * cut.width;
-    HeadTask(shape, sizes, inputs, out, Layout(sizes, outputs, scratch.of(worker)), sequence,
+    HeadTask(shape, sizes, inputs, out, Layout(sizes, scratch.of(worker)), sequence,
              task / cut.pieces % shape.value_heads, column, std::min(cut.width, sizes.d_v - column))
         .run(sequences.begin(sequence), sequences.end(sequence));
   });

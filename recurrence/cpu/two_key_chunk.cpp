@@ -40,11 +40,8 @@ ChunkRows chunk_rows(const TwoKeyShape& shape, const TwoKey& inputs, Index first
   return rows;
 }
 
-ChunkFactors::ChunkFactors(const TwoKeySizes& sizes, For purpose, Scratch& scratch)
-    : key_row(leading(sizes.d_k)),
-      square_row(leading(sizes.chunk)),
-      sizes_(sizes),
-      purpose_(purpose) {
+ChunkFactors::ChunkFactors(const TwoKeySizes& sizes, For most, Scratch& scratch)
+    : key_row(leading(sizes.d_k)), square_row(leading(sizes.chunk)), sizes_(sizes) {
   const int chunk = sizes.chunk;
   const auto keys = [&] { return scratch.rows(chunk, sizes.d_k); };
   const auto square = [&] { return scratch.rows(chunk, chunk); };
@@ -64,6 +61,8 @@ ChunkFactors::ChunkFactors(const TwoKeySizes& sizes, For purpose, Scratch& scrat
     suffix = scratch.rows(1, chunk);
     step = from_start = to_end = gates_ = nullptr;
     raw_erase = raw_query = raw_write = block_erase = block_query = nullptr;
+    if (most != For::gradient) return;
+    for (float** rows : {&raw_erase, &raw_query, &raw_write}) *rows = keys();
     return;
   }
   between = nullptr;
@@ -73,14 +72,14 @@ ChunkFactors::ChunkFactors(const TwoKeySizes& sizes, For purpose, Scratch& scrat
   }
 }
 
-void ChunkFactors::build(const ChunkRows& rows) {
+void ChunkFactors::build(const ChunkRows& rows, For purpose) {
   for (int i = 0; i < rows.count; ++i) {
     gain[i] = rows.b == nullptr ? 1.0F : rows.b[i * rows.b_row];
   }
   if (sizes_.decay == DecayKind::channel) {
-    build_channel(rows);
+    build_channel(rows, purpose);
   } else {
-    build_scalar(rows);
+    build_scalar(rows, purpose);
   }
   if (!sizes_.delta) return;
   kernels().scale_lower({.from = read,
@@ -92,7 +91,7 @@ void ChunkFactors::build(const ChunkRows& rows) {
                          .row_factor = gain});
 }
 
-void ChunkFactors::build_scalar(const ChunkRows& rows) {
+void ChunkFactors::build_scalar(const ChunkRows& rows, For purpose) {
   const Kernels& k = kernels();
   const int n = rows.count;
   const int d_k = sizes_.d_k;
@@ -103,7 +102,7 @@ void ChunkFactors::build_scalar(const ChunkRows& rows) {
   };
   keys(write, rows.w, suffix, 1.0F);
   std::fill(keep, keep + d_k, prefix[n - 1]);
-  if (!sizes_.delta && purpose_ == For::state) return;
+  if (!sizes_.delta && purpose == For::state) return;
 
   k.transpose(columns_, square_row, rows.w, rows.key_row, n, d_k);
   const auto interact = [&](const float* reader, float* out, float factor, bool diagonal) {
@@ -122,12 +121,16 @@ void ChunkFactors::build_scalar(const ChunkRows& rows) {
     keys(erase, rows.e, prefix, -1.0F);
     interact(rows.e, read, 1.0F, false);
   }
-  if (purpose_ == For::state) return;
+  if (purpose == For::state) return;
   keys(query, rows.q, prefix, sizes_.scale);
   interact(rows.q, seen, sizes_.scale, true);
+  if (purpose != For::gradient) return;
+  k.copy_rows(raw_query, key_row, rows.q, rows.key_row, nullptr, n, d_k);
+  k.copy_rows(raw_write, key_row, rows.w, rows.key_row, nullptr, n, d_k);
+  if (sizes_.delta) k.copy_rows(raw_erase, key_row, rows.e, rows.key_row, nullptr, n, d_k);
 }
 
-void ChunkFactors::load_channel(const ChunkRows& rows) {
+void ChunkFactors::load_channel(const ChunkRows& rows, For purpose) {
   const Kernels& k = kernels();
   const int n = rows.count;
   const int d_k = sizes_.d_k;
@@ -135,19 +138,21 @@ void ChunkFactors::load_channel(const ChunkRows& rows) {
   k.channel_decay({gates_, key_row, n, d_k, key_row, step, prefix, suffix, from_start, to_end});
   std::copy_n(from_start + (n - 1) * key_row, d_k, keep);
   k.copy_rows(raw_write, key_row, rows.w, rows.key_row, nullptr, n, d_k);
-  k.multiply_rows(write, key_row, raw_write, key_row, to_end, key_row, 1.0F, n, d_k);
+  k.multiply_rows(Into::overwrite, write, key_row, raw_write, key_row, to_end, key_row, 1.0F, n,
+                  d_k);
   const auto reader = [&](float* raw, float* whole, float* block, const float* from, float factor) {
     k.copy_rows(raw, key_row, from, rows.key_row, nullptr, n, d_k);
-    k.multiply_rows(whole, key_row, raw, key_row, from_start, key_row, factor, n, d_k);
-    k.multiply_rows(block, key_row, raw, key_row, prefix, key_row, 1.0F, n, d_k);
+    k.multiply_rows(Into::overwrite, whole, key_row, raw, key_row, from_start, key_row, factor, n,
+                    d_k);
+    k.multiply_rows(Into::overwrite, block, key_row, raw, key_row, prefix, key_row, 1.0F, n, d_k);
   };
   if (sizes_.delta) reader(raw_erase, erase, block_erase, rows.e, -1.0F);
-  if (purpose_ != For::state) reader(raw_query, query, block_query, rows.q, sizes_.scale);
+  if (purpose != For::state) reader(raw_query, query, block_query, rows.q, sizes_.scale);
 }
 
-void ChunkFactors::build_channel(const ChunkRows& rows) {
-  load_channel(rows);
-  const bool outputs = purpose_ != For::state;
+void ChunkFactors::build_channel(const ChunkRows& rows, For purpose) {
+  load_channel(rows, purpose);
+  const bool outputs = purpose != For::state;
   if (!sizes_.delta && !outputs) return;
   const Kernels& k = kernels();
   const int d_k = sizes_.d_k;
@@ -171,8 +176,8 @@ void ChunkFactors::build_channel(const ChunkRows& rows) {
     if (first > 0) {
       k.copy_rows(columns_, square_row, columns_, square_row, whole_block, d_k, first);
     }
-    k.multiply_rows(gates_ + key, key_row, raw_write + key, key_row, suffix + key, key_row, 1.0F, n,
-                    d_k);
+    k.multiply_rows(Into::overwrite, gates_ + key, key_row, raw_write + key, key_row, suffix + key,
+                    key_row, 1.0F, n, d_k);
     k.transpose(columns_ + first, square_row, gates_ + key, key_row, n, d_k);
   }
   const auto finish = [&](float* out, float factor, bool diagonal) {

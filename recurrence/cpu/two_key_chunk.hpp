@@ -51,11 +51,11 @@ ChunkRows chunk_rows(const TwoKeyShape& shape, const TwoKey& inputs, Index first
 class ChunkFactors {
  public:
   // What is needed: only the state at the end of the chunk, or its outputs too, or also what the
-  // way back reads.
+  // way back reads. The constructor takes the most that build() will be asked for.
   enum class For { state, output, gradient };
 
-  ChunkFactors(const TwoKeySizes& sizes, For purpose, Scratch& scratch);
-  void build(const ChunkRows& rows);
+  ChunkFactors(const TwoKeySizes& sizes, For most, Scratch& scratch);
+  void build(const ChunkRows& rows, For purpose);
 
   // [C, K], rows of key_row floats
   float* erase;
@@ -70,14 +70,15 @@ class ChunkFactors {
   float* keep;  // [K]
   float* gain;  // [C]
 
-  // For the way back. Decay factors, as ScalarDecay and ChannelDecay have them.
+  // Decay factors, as ScalarDecay and ChannelDecay have them.
   float* between;
   float* prefix;
   float* suffix;
   float* step;
   float* from_start;
   float* to_end;
-  // Per-channel decay: rows of the keys, and the same decayed from the start of their sub-block.
+  // Rows of the keys (scalar decay: only for the way back), and under per-channel decay the same
+  // decayed from the start of their sub-block.
   float* raw_erase;
   float* raw_query;
   float* raw_write;
@@ -85,12 +86,11 @@ class ChunkFactors {
   float* block_query;
 
  private:
-  void build_scalar(const ChunkRows& rows);
-  void build_channel(const ChunkRows& rows);
-  void load_channel(const ChunkRows& rows);
+  void build_scalar(const ChunkRows& rows, For purpose);
+  void build_channel(const ChunkRows& rows, For purpose);
+  void load_channel(const ChunkRows& rows, For purpose);
 
   TwoKeySizes sizes_;
-  For purpose_;
   float* columns_;  // [K, C]: write keys as columns
   float* factors_;  // [C]
   float* gates_;    // [C, K]

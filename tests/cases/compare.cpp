@@ -34,6 +34,21 @@ double relative_error(const Tensor& result, const Tensor& expected) {
   return errors.rms / (errors.reference_rms + 1e-300);
 }
 
+Tensor by_head(const Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  const std::int64_t heads = tensor.dim(-1);
+  const std::int64_t rows = heads > 0 ? tensor.count() / heads : 0;
+  Tensor result = Tensor::empty({heads, rows}, tensor.dtype());
+  const std::size_t size = size_of(tensor.dtype());
+  for (std::int64_t i = 0; i < tensor.count(); ++i) {
+    const std::int64_t to = i % heads * rows + i / heads;
+    std::memcpy(static_cast<std::byte*>(result.raw()) + static_cast<std::size_t>(to) * size,
+                static_cast<const std::byte*>(tensor.raw()) + static_cast<std::size_t>(i) * size,
+                size);
+  }
+  return result;
+}
+
 testing::AssertionResult within_plain(const std::string& name, const Tensor& result,
                                       const Tensor& plain, const Tensor& expected) {
   const Errors mine = errors_of(result, expected);

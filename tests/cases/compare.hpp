@@ -21,10 +21,13 @@ struct Errors {
 Errors errors_of(const Tensor& result, const Tensor& expected);
 double relative_error(const Tensor& result, const Tensor& expected);
 
+// One number per row and head, [R, HV], as [HV, R]: a single number has no relative error to speak
+// of, so the row of such a tensor is a head over time.
+Tensor by_head(const Tensor& tensor);
+
 // The rule of the developers' page: at most twice the error of the plain implementation over the
 // tensor, and in every row at most four times the larger of its error in that row and its RMS error
-// over the tensor. `floor` of the expected RMS is granted where the plain implementation happens to
-// be exact.
+// over the tensor.
 testing::AssertionResult within_plain(const std::string& name, const Tensor& result,
                                       const Tensor& plain, const Tensor& expected);
 

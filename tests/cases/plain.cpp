@@ -199,6 +199,7 @@ class PlainHead {
       forward();
       d_state = back(rows(cotangents.o, shape_.value_heads, shape_.d_v), d_state, grads);
     }
+    if (!grads.initial_state.defined()) return;
     std::copy(d_state.data.begin(), d_state.data.end(), state_at(grads.initial_state));
   }
 

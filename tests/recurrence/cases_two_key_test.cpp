@@ -41,6 +41,26 @@ TEST_P(Cases, Forward) {
   check("final_state", out.final_state, plain.final_state, expected.final_state);
 }
 
+TEST_P(Cases, Backward) {
+  const TwoKeyGrads expected = make_grads(wide_);
+  recurrence::two_key_vjp(reference_, wide_.sequences, wide_.two_key, wide_.cotangents, expected);
+  const TwoKeyGrads plain = make_grads(inputs_);
+  plain_two_key_vjp(Dtype::f32, inputs_, plain);
+  const TwoKeyGrads grads = make_grads(inputs_);
+  recurrence::two_key_vjp(cpu_, inputs_.sequences, inputs_.two_key, inputs_.cotangents, grads);
+  check("dq", grads.q, plain.q, expected.q);
+  check("de", grads.e, plain.e, expected.e);
+  check("dw", grads.w, plain.w, expected.w);
+  check("dv", grads.v, plain.v, expected.v);
+  if (GetParam().gate == GateShape::channel) {
+    check("dg", grads.g, plain.g, expected.g);
+  } else {
+    check("dg", by_head(grads.g), by_head(plain.g), by_head(expected.g));
+  }
+  check("db", by_head(grads.b), by_head(plain.b), by_head(expected.b));
+  check("d initial_state", grads.initial_state, plain.initial_state, expected.initial_state);
+}
+
 INSTANTIATE_TEST_SUITE_P(TwoKey, Cases, testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
 

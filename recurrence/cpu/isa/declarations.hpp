@@ -24,12 +24,17 @@ void scalar_decay(const ScalarDecay& d);
 void channel_decay(const ChannelDecay& d);
 void block_interaction(const BlockInteraction& b);
 void block_interaction_grad(const BlockInteractionGrad& b);
+// decay_grad.cpp
+void channel_decay_grad(const DecayGrad& d);
+void scalar_decay_grad(const DecayGrad& d);
 // rows.cpp
 void step(const Step& s);
 void copy_rows(float* to, Index to_row, const float* from, Index from_row, const float* factor,
                int rows, int columns);
-void multiply_rows(float* to, Index to_row, const float* a, Index a_row, const float* b,
+void multiply_rows(Into into, float* to, Index to_row, const float* a, Index a_row, const float* b,
                    Index b_row, float factor, int rows, int columns);
+void add_rows(float* to, Index to_row, const float* from, Index from_row, const float* factor,
+              int rows, int columns);
 void transpose(float* to, Index to_row, const float* from, Index from_row, int rows, int columns);
 float dot(const float* a, const float* b, int n);
 

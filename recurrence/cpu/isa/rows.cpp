@@ -94,13 +94,26 @@ void copy_rows(float* to, Index to_row, const float* from, Index from_row, const
   }
 }
 
-void multiply_rows(float* to, Index to_row, const float* a, Index a_row, const float* b,
+void add_rows(float* to, Index to_row, const float* from, Index from_row, const float* factor,
+              int rows, int columns) {
+  for (int r = 0; r < rows; ++r) {
+    const Vec scale = splat(factor[r]);
+    for (int c = 0; c < columns; c += kLanes) {
+      float* out = to + r * to_row + c;
+      store(out, load(out) + scale * load(from + r * from_row + c));
+    }
+  }
+}
+
+void multiply_rows(Into into, float* to, Index to_row, const float* a, Index a_row, const float* b,
                    Index b_row, float factor, int rows, int columns) {
   const Vec scale = splat(factor);
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < columns; c += kLanes) {
-      const Vec left = load(a + r * a_row + c);
-      store(to + r * to_row + c, scale * left * load(b + r * b_row + c));
+      float* out = to + r * to_row + c;
+      const Vec left = scale * load(a + r * a_row + c);
+      const Vec right = load(b + r * b_row + c);
+      store(out, into == Into::add ? load(out) + left * right : left * right);
     }
   }
 }
