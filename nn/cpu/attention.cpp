@@ -246,7 +246,6 @@ void append(Context& context, const Sequences& sequences, const Attention& args,
 struct Backward {
   const Heads& heads;
   const Attention& args;
-  const float* o;
   const float* do_;
   const AttentionGrads& grads;
   std::int64_t rows;  // of the call
@@ -257,19 +256,26 @@ struct Backward {
     return head * rows + heads.query(block.sequence, block.rows.begin, 0) / heads.query_stride();
   }
 
-  // Probabilities and the gradients of the scores, times scale, of one block.
-  void differentiate(const RowBlock& block, std::int64_t head, const Keys& keys, const Range& range,
-                     int worker) const {
+  // Scores of one block, and the gradients of the probabilities.
+  void multiply(const RowBlock& block, std::int64_t head, const Keys& keys, const Range& range,
+                int worker) const {
     const std::int64_t at = heads.query(block.sequence, block.rows.begin, head);
     const std::int64_t count = block.rows.count();
     const std::int64_t first = range.begin * keys.stride;
+    heads.products(worker, count, range.count(), args.q.data<float>() + at, keys.k + first,
+                   keys.stride, heads.scores(worker));
+    heads.products(worker, count, range.count(), do_ + at, keys.v + first, keys.stride,
+                   heads.gradients(worker));
+  }
+
+  // Probabilities and the gradients of the scores, times scale, of one block.
+  void differentiate(const RowBlock& block, std::int64_t head, const Keys& keys, const Range& range,
+                     int worker) const {
+    multiply(block, head, keys, range, worker);
     float* const scores = heads.scores(worker);
     float* const gradients = heads.gradients(worker);
-    heads.products(worker, count, range.count(), args.q.data<float>() + at, keys.k + first,
-                   keys.stride, scores);
-    heads.products(worker, count, range.count(), do_ + at, keys.v + first, keys.stride, gradients);
     const std::int64_t statistics = statistic(block, head);
-    for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t i = 0; i < block.rows.count(); ++i) {
       heads.mask(scores + i * kKeyBlock, range, block.rows.begin + i);
       softmax_kernels().gradient(scores + i * kKeyBlock, gradients + i * kKeyBlock, range.count(),
                                  log_sums[statistics + i], means[statistics + i],
@@ -277,29 +283,29 @@ struct Backward {
     }
   }
 
-  // log_sums and means of a block of queries.
+  // log_sums and means of a block of queries. The mean is o . do as well, which would save a
+  // product; but rounded differently from the gradients it is subtracted from, it leaves the first
+  // rows of a sequence, where they are nearly equal, with little but rounding errors.
   void summarise(const RowBlock& block, std::int64_t head, const Keys& keys, int worker) const {
-    const std::int64_t at = heads.query(block.sequence, block.rows.begin, head);
-    const std::int64_t count = block.rows.count();
     float* const scores = heads.scores(worker);
+    const float* const gradients = heads.gradients(worker);
+    const std::int64_t count = block.rows.count();
+    float* const mean = means + statistic(block, head);
+    std::fill_n(mean, count, 0.0F);
     Running running;
     heads.for_keys(block.rows, [&](const Range& range) {
-      heads.products(worker, count, range.count(), args.q.data<float>() + at,
-                     keys.k + range.begin * keys.stride, keys.stride, scores);
+      multiply(block, head, keys, range, worker);
       for (std::int64_t i = 0; i < count; ++i) {
         float* const row = scores + i * kKeyBlock;
         const bool visible = heads.mask(row, range, block.rows.begin + i);
-        running.take(i, row, range.count(), visible);
+        const float shrink = running.take(i, row, range.count(), visible);
+        mean[i] =
+            mean[i] * shrink + softmax_kernels().dot(row, gradients + i * kKeyBlock, range.count());
       }
     });
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t row = at + i * heads.query_stride();
-      double mean = 0;
-      for (std::int64_t d = 0; d < heads.width(); ++d) {
-        mean += static_cast<double>(o[row + d]) * static_cast<double>(do_[row + d]);
-      }
+      mean[i] /= running.sum[i];
       log_sums[statistic(block, head) + i] = running.largest[i] + std::log(running.sum[i]);
-      means[statistic(block, head) + i] = static_cast<float>(mean);
     }
   }
 
@@ -363,7 +369,7 @@ void CpuBackend::attention(Context& context, const Sequences& sequences, const A
 }
 
 void CpuBackend::attention_vjp(Context& context, const Sequences& sequences, const Attention& args,
-                               const Tensor& o, const Tensor& do_,
+                               const Tensor& /*o*/, const Tensor& do_,
                                const AttentionGrads& grads) const {
   const ArenaScope scope(context.arena());
   const Heads heads(context, sequences, args);
@@ -373,8 +379,7 @@ void CpuBackend::attention_vjp(Context& context, const Sequences& sequences, con
   auto* const log_sums = context.empty({heads.heads(), rows}, Dtype::f32).data<float>();
   auto* const means = context.empty({heads.heads(), rows}, Dtype::f32).data<float>();
   if (context.planning()) return;
-  const Backward backward = {heads, args, o.data<float>(), do_.data<float>(),
-                             grads, rows, log_sums,        means};
+  const Backward backward = {heads, args, do_.data<float>(), grads, rows, log_sums, means};
   context.threads().run(queries.count * heads.heads(), [&](std::int64_t task, int worker) {
     backward.queries(queries[task / heads.heads()], task % heads.heads(), worker);
   });

@@ -52,6 +52,15 @@ float exp_sum(const float* x, std::int64_t count, float shift, float* terms) {
   return sum(total);
 }
 
+float dot(const float* a, const float* b, std::int64_t count) {
+  Vec total{};
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const int width = lanes(count - i);
+    total += load_row(a + i, width, 0.0F) * load_row(b + i, width, 0.0F);
+  }
+  return sum(total);
+}
+
 void scale(float* x, std::int64_t count, float factor) {
   for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
@@ -76,6 +85,6 @@ void gradient(float* scores, float* dp, std::int64_t count, float log_sum, float
 }  // namespace
 
 extern const SoftmaxKernels kSoftmaxKernels;
-const SoftmaxKernels kSoftmaxKernels = {maximum, exp_sum, scale, mask, gradient};
+const SoftmaxKernels kSoftmaxKernels = {maximum, exp_sum, dot, scale, mask, gradient};
 
 }  // namespace rankone::nn::RANKONE_ISA

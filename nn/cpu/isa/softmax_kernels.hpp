@@ -11,6 +11,7 @@ struct SoftmaxKernels {
   float (*maximum)(const float* x, std::int64_t count);  // -infinity for none; NaN is passed over
   // sum of e^(x - shift); the terms are stored in `terms` unless it is null. terms may be x.
   float (*exp_sum)(const float* x, std::int64_t count, float shift, float* terms);
+  float (*dot)(const float* a, const float* b, std::int64_t count);
   void (*scale)(float* x, std::int64_t count, float factor);
   // x = factor * x for begin <= i < end, -infinity elsewhere.
   void (*mask)(float* x, std::int64_t count, float factor, std::int64_t begin, std::int64_t end);
