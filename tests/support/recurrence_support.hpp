@@ -103,7 +103,8 @@ inline Tensor spread(const Tensor& a, std::int64_t width) {
 
 inline double largest(const Tensor& tensor) {
   double most = 0.0;
-  for (const double value : tensor.to(Dtype::f64).span<double>()) {
+  const Tensor wide = tensor.to(Dtype::f64);
+  for (const double value : wide.span<double>()) {
     most = std::max(most, std::abs(value));
     if (std::isnan(value)) return NAN;
   }
