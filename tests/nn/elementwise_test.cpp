@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
 
 #include "core/isa.hpp"
 #include "core/status.hpp"
@@ -238,6 +241,17 @@ TEST(ElementwiseCpu, NotANumberPasses) {
   EXPECT_TRUE(std::isnan(y.data<float>()[0]));
   vector_norm(context, {.x = x}, y);
   EXPECT_TRUE(std::isnan(y.data<float>()[0]));
+}
+
+// The set is read once per process, so the lower ones are tested in processes of their own.
+TEST(Elementwise, RunsOnEveryLowerInstructionSet) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  for (const Isa isa : {Isa::baseline, Isa::avx2}) {
+    if (isa >= best_isa()) continue;
+    const std::string command = fmt::format(
+        "RANKONE_ISA={} '{}' --gtest_brief=1 '--gtest_filter=ElementwiseCpu.*'", name(isa), self);
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  }
 }
 
 TEST(Registry, ChoosesTheFirstBackendThatAccepts) {
