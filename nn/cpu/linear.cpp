@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "nn/arguments.hpp"
+#include "nn/cpu/blocks.hpp"
 #include "nn/cpu/cpu_backend.hpp"
 #include "nn/cpu/gemm.hpp"
 
@@ -11,13 +12,10 @@ namespace {
 constexpr std::int64_t kRowsPerTask = 256;
 constexpr std::int64_t kTableParts = 16;  // a table is filled by so many tasks
 
-std::int64_t tasks(std::int64_t rows) { return (rows + kRowsPerTask - 1) / kRowsPerTask; }
-
 template <class Work>
 void for_rows(Context& context, std::int64_t rows, Work&& work) {
-  context.threads().run(tasks(rows), [&](std::int64_t task, int) {
-    work(task * kRowsPerTask, std::min(rows, (task + 1) * kRowsPerTask));
-  });
+  cpu::for_blocks(context, rows, kRowsPerTask,
+                  [&](std::int64_t begin, std::int64_t end, int) { work(begin, end); });
 }
 
 float weight_at(const Tensor& weight, std::int64_t i) {
@@ -40,23 +38,17 @@ void widen(const Tensor& weight, std::int64_t begin, std::int64_t count, float* 
   for (std::int64_t i = 0; i < count; ++i) to[i] = weight_at(weight, begin + i);
 }
 
-// dbias += the columns of dy summed: blocks of rows, then the blocks in order.
+// dbias += the columns of dy summed.
 void add_columns(Context& context, const Tensor& dy, std::int64_t rows, const Tensor& dbias) {
   const std::int64_t width = dbias.count();
-  auto* const sums = context.empty({tasks(rows), width}, Dtype::f32).data<float>();
+  const cpu::BlockSums sums(context, rows, kRowsPerTask, width);
   if (context.planning()) return;
-  for_rows(context, rows, [&](std::int64_t begin, std::int64_t end) {
-    float* const sum = sums + begin / kRowsPerTask * width;
-    std::fill_n(sum, width, 0.0F);
+  sums.run(context, [&](std::int64_t begin, std::int64_t end, float* sum, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const float* const row = dy.data<float>() + r * width;
-      for (std::int64_t i = 0; i < width; ++i) sum[i] += row[i];
+      map_kernels().add(width, sum, dy.data<float>() + r * width, sum);
     }
   });
-  auto* const to = dbias.data<float>();
-  for (std::int64_t block = 0; block < tasks(rows); ++block) {
-    for (std::int64_t i = 0; i < width; ++i) to[i] += sums[block * width + i];
-  }
+  sums.add_to(dbias.data<float>());
 }
 
 }  // namespace
@@ -69,9 +61,8 @@ void CpuBackend::linear(Context& context, const Linear& args, const Tensor& y) c
   auto* const to = y.data<float>();
   const bool biased = args.bias.defined();
   if (biased) {
-    auto* const bias = context.empty({out}, Dtype::f32).data<float>();
+    const float* const bias = cpu::as_float(context, args.bias);
     if (!context.planning()) {
-      widen(args.bias, 0, out, bias);
       for_rows(context, rows, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t r = begin; r < end; ++r) std::copy_n(bias, out, to + r * out);
       });

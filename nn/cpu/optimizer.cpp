@@ -2,13 +2,12 @@
 #include <cmath>
 
 #include "core/isa.hpp"
+#include "nn/cpu/blocks.hpp"
 #include "nn/cpu/cpu_backend.hpp"
 #include "nn/cpu/isa/optimizer_kernels.hpp"
 
 namespace rankone::nn {
 namespace {
-
-constexpr std::int64_t kElementsPerTask = 16384;
 
 const OptimizerKernels& kernels() {
 #if defined(__x86_64__)
@@ -18,21 +17,19 @@ const OptimizerKernels& kernels() {
   return baseline::kOptimizerKernels;
 }
 
-std::int64_t tasks(std::int64_t count) { return (count + kElementsPerTask - 1) / kElementsPerTask; }
-
 // Blocks of fixed size, each summed by one thread, then added up in order.
 double ordered_sum(Context& context, const Tensor& x,
                    double (*sum)(const float* x, std::int64_t count)) {
   const ArenaScope scope(context.arena());
-  const std::int64_t count = x.count();
-  auto* const sums = context.empty({tasks(count)}, Dtype::f64).data<double>();
+  const std::int64_t blocks = (x.count() + cpu::kElementsPerTask - 1) / cpu::kElementsPerTask;
+  auto* const sums = context.empty({blocks}, Dtype::f64).data<double>();
   if (context.planning()) return 0;
-  context.threads().run(tasks(count), [&](std::int64_t task, int) {
-    const std::int64_t begin = task * kElementsPerTask;
-    sums[task] = sum(x.data<float>() + begin, std::min(kElementsPerTask, count - begin));
-  });
+  cpu::for_blocks(context, x.count(), cpu::kElementsPerTask,
+                  [&](std::int64_t begin, std::int64_t end, int) {
+                    sums[begin / cpu::kElementsPerTask] = sum(x.data<float>() + begin, end - begin);
+                  });
   double total = 0;
-  for (std::int64_t task = 0; task < tasks(count); ++task) total += sums[task];
+  for (std::int64_t block = 0; block < blocks; ++block) total += sums[block];
   return total;
 }
 
@@ -71,13 +68,12 @@ void CpuBackend::adamw(Context& context, const AdamW& args) const {
                           static_cast<float>(1 / correction2),
                           static_cast<float>(args.eps),
                           static_cast<float>(args.lr * args.weight_decay)};
-  const std::int64_t count = args.parameter.count();
-  context.threads().run(tasks(count), [&](std::int64_t task, int) {
-    const std::int64_t i = task * kElementsPerTask;
-    kernels().adamw(step, std::min(kElementsPerTask, count - i), args.grad.data<float>() + i,
-                    args.m.data<float>() + i, args.v.data<float>() + i,
-                    args.parameter.data<float>() + i);
-  });
+  cpu::for_blocks(context, args.parameter.count(), cpu::kElementsPerTask,
+                  [&](std::int64_t begin, std::int64_t end, int) {
+                    kernels().adamw(step, end - begin, args.grad.data<float>() + begin,
+                                    args.m.data<float>() + begin, args.v.data<float>() + begin,
+                                    args.parameter.data<float>() + begin);
+                  });
 }
 
 }  // namespace rankone::nn
