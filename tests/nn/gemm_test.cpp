@@ -107,9 +107,16 @@ std::vector<Sum> plain(const Case& test, const Problem& problem) {
   return c;
 }
 
-void expect_accurate(const Case& test, const Problem& problem, const std::vector<float>& c) {
-  const std::vector<double> exact = plain<double>(test, problem);
-  const std::vector<float> single = plain<float>(test, problem);
+struct Expected {
+  std::vector<double> exact;
+  std::vector<float> single;
+
+  Expected(const Case& test, const Problem& problem)
+      : exact(plain<double>(test, problem)), single(plain<float>(test, problem)) {}
+};
+
+void expect_accurate(const Case& test, const Expected& expected, const std::vector<float>& c) {
+  const auto& [exact, single] = expected;
   double error = 0;
   double plain_error = 0;
   double size = 0;
@@ -132,11 +139,12 @@ void expect_accurate(const Case& test, const Problem& problem, const std::vector
 
 void check(const Case& test) {
   const Problem problem(test);
+  const Expected expected(test, problem);
   for (const Isa isa : isas()) {
     SCOPED_TRACE(test.str() + " " + std::string(name(isa)));
     const GemmKernels& kernels = gemm_kernels(isa);
     const std::vector<float> c = run(kernels, test, problem, 1);
-    expect_accurate(test, problem, c);
+    expect_accurate(test, expected, c);
     for (const int threads : {2, 3, 5}) {
       const std::vector<float> other = run(kernels, test, problem, threads);
       EXPECT_TRUE(c.empty() || std::memcmp(c.data(), other.data(), c.size() * sizeof(float)) == 0)
@@ -295,7 +303,7 @@ TEST(CpuGemm, PlanningTakesTheScratchAndComputesNothing) {
   ASSERT_NE(std::align(64, peak, aligned, space), nullptr);
   context.arena().adopt(aligned, peak);
   EXPECT_NO_THROW(multiply());
-  expect_accurate(test, problem, c);
+  expect_accurate(test, Expected(test, problem), c);
 }
 
 }  // namespace
