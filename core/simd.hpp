@@ -85,6 +85,33 @@ inline Vec vexp(Vec x) {
   return select(x != x, x, result);
 }
 
+// ln x, at most 2 ulp from exact for normal x > 0; of zero and denormals -infinity, of negative
+// numbers NaN.
+inline Vec vlog(Vec x) {
+  const IntVec bits = reinterpret_cast<IntVec>(x);
+  // x = 2^n m with m in [sqrt(1/2), sqrt(2)).
+  const IntVec offset = bits - 0x3f3504f3;  // sqrt(1/2)
+  const IntVec n = offset >> 23;
+  const Vec m = reinterpret_cast<Vec>((offset & 0x007fffff) + 0x3f3504f3) - splat(1.0F);
+  const Vec exponent = __builtin_convertvector(n, Vec);
+  const Vec square = m * m;
+  Vec p = splat(7.0376836292e-2F);
+  p = p * m + splat(-1.1514610310e-1F);
+  p = p * m + splat(1.1676998740e-1F);
+  p = p * m + splat(-1.2420140846e-1F);
+  p = p * m + splat(1.4249322787e-1F);
+  p = p * m + splat(-1.6668057665e-1F);
+  p = p * m + splat(2.0000714765e-1F);
+  p = p * m + splat(-2.4999993993e-1F);
+  p = p * m + splat(3.3333331174e-1F);
+  p = p * m * square + exponent * splat(-2.12194440e-4F);
+  Vec result = (p - splat(0.5F) * square + m) + exponent * splat(0.693359375F);
+  result = select(x < splat(1.17549435e-38F), splat(-__builtin_inff()), result);
+  result = select(x < Vec{}, splat(__builtin_nanf("")), result);
+  result = select(x == splat(__builtin_inff()), x, result);
+  return select(x != x, x, result);
+}
+
 inline Vec vsigmoid(Vec x) { return splat(1.0F) / (splat(1.0F) + vexp(-x)); }
 
 }  // namespace rankone::RANKONE_ISA

@@ -166,6 +166,60 @@ struct Step {
   int channels, columns;
 };
 
+// The diagonal preconditioner over n rows of one head; matrices in scratch, rows of `row` floats.
+struct PreconditionScan {
+  bool atk;
+  float log_x, eps;
+  const float* parameter;  // [K]: center (the same in every channel) or ridge
+  const float* k;          // [n, K], normalised where wanted
+  const float* target;     // [n, K]
+  Index row;
+  const float* decay;  // [n]
+  const float* gain;   // [n]
+  int n, channels;
+  float* state;    // [K], before the first row, then behind the last
+  float* out;      // [n, K]; null: only the states
+  float* history;  // [n + 1, K]: the state before each row and behind the last; null: not wanted
+};
+
+// The way back, from what the scan left in `history`.
+struct PreconditionScanBack {
+  PreconditionScan scan;
+  const float* d_out;  // [n, K]
+  float* d_state;      // [K], behind the last row, then before the first
+  float* d_k;          // [n, K]
+  float* d_target;     // [n, K]
+  float* d_decay;      // [n]: of the log decay
+  float* d_gain;       // [n]
+  float* d_parameter;  // [K], added to
+};
+
+// Diagonal Longhorn over n rows of one value head, one line of kLine value columns.
+struct LonghornScan {
+  const float* q;     // [n, K]
+  const float* k;     // [n, K]
+  const float* norm;  // [n]: |k|^2
+  Index key_row;
+  const float* v;     // [n, kLine]
+  const float* beta;  // [n, kLine]
+  Index value_row;
+  int n, channels;
+  float* state;    // [K, kLine]
+  float* out;      // [n, kLine]; null: only the states
+  float* history;  // [n + 1, K, kLine]; null: not wanted
+};
+
+struct LonghornScanBack {
+  LonghornScan scan;
+  const float* d_out;  // [n, kLine]
+  float* d_state;      // [K, kLine]
+  float* d_q;          // [n, K], added to
+  float* d_k;          // [n, K], added to; without the part through the norm
+  float* d_norm;       // [n], added to
+  float* d_v;          // [n, kLine]
+  float* d_beta;       // [n, kLine]
+};
+
 struct Kernels {
   void (*product)(const Product&);
   void (*lower_inner)(const Product&);            // as product, only columns j <= i are needed
@@ -182,6 +236,10 @@ struct Kernels {
   void (*channel_decay_grad)(const DecayGrad&);
   void (*scalar_decay_grad)(const DecayGrad&);
   void (*step)(const Step&);
+  void (*precondition)(const PreconditionScan&);
+  void (*precondition_back)(const PreconditionScanBack&);
+  void (*longhorn)(const LonghornScan&);
+  void (*longhorn_back)(const LonghornScanBack&);
   // to(i, :) = factor(i) * from(i, :), zero up to the next multiple of kLine. A null factor is 1.
   void (*copy_rows)(float* to, Index to_row, const float* from, Index from_row, const float* factor,
                     int rows, int columns);

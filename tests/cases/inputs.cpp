@@ -1,34 +1,13 @@
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <limits>
 
-#include "core/random.hpp"
 #include "tests/cases/cases.hpp"
+#include "tests/cases/tensors.hpp"
 
 namespace rankone::test {
 namespace {
 
 using recurrence::TwoKey;
-
-double logsigmoid(double x) { return -std::log1p(std::exp(-x)); }
-
-Tensor filled(const Shape& shape, const std::function<double()>& next) {
-  Tensor tensor = Tensor::empty(shape, Dtype::f32);
-  for (float& x : tensor.span<float>()) x = static_cast<float>(next());
-  return tensor;
-}
-
-// Scales each row of `size` elements to unit length.
-void normalise(const Tensor& tensor, std::int64_t size) {
-  float* row = tensor.data<float>();
-  for (std::int64_t r = 0; r < tensor.count() / size; ++r, row += size) {
-    double squares = 0;
-    for (std::int64_t i = 0; i < size; ++i) squares += static_cast<double>(row[i]) * row[i];
-    const double factor = 1.0 / std::sqrt(squares + 1e-30);
-    for (std::int64_t i = 0; i < size; ++i) row[i] = static_cast<float>(row[i] * factor);
-  }
-}
 
 class Maker {
  public:
@@ -47,7 +26,7 @@ class Maker {
       for (std::int64_t i = width; i < keys.count(); ++i)
         data[i] = 3.0F * data[i % width] + data[i];
     }
-    if (c_.keys != Keys::raw && c_.keys != Keys::squares) normalise(keys, size);
+    if (c_.keys != Keys::raw && c_.keys != Keys::squares) normalise_rows(keys, size);
     for (std::int64_t r = 0; r < rows_; ++r) {
       const std::int64_t from = repeated                                   ? 0
                                 : c_.keys == Keys::rounded && r % 200 < 64 ? r / 200 * 200
@@ -113,7 +92,7 @@ class Maker {
     TwoKey in;
     const auto normal = [&] { return random_.normal(); };
     in.q = filled({rows_, c_.heads, c_.d_k}, normal);
-    if (c_.keys != Keys::raw) normalise(in.q, c_.d_k);
+    if (c_.keys != Keys::raw) normalise_rows(in.q, c_.d_k);
     in.e = keys();
     in.w = in.e;
     if (c_.two_keys) {
@@ -139,7 +118,8 @@ class Maker {
     return in;
   }
 
-  Tensor states(const std::function<double()>& next) const {
+  template <class Next>
+  Tensor states(Next&& next) const {
     return filled({sequences_of(c_).count(), c_.value_heads, c_.d_k, c_.d_v}, next);
   }
 
@@ -156,15 +136,6 @@ class Maker {
   Random random_;
   std::int64_t rows_;
 };
-
-Tensor wide(const Tensor& tensor) { return tensor.defined() ? tensor.to(Dtype::f64) : Tensor(); }
-
-Tensor nan_like(const Tensor& tensor) {
-  if (!tensor.defined()) return {};
-  Tensor result = Tensor::empty(tensor.shape(), tensor.dtype());
-  result.fill(std::numeric_limits<double>::quiet_NaN());
-  return result;
-}
 
 }  // namespace
 

@@ -27,6 +27,12 @@ void block_interaction_grad(const BlockInteractionGrad& b);
 // decay_grad.cpp
 void channel_decay_grad(const DecayGrad& d);
 void scalar_decay_grad(const DecayGrad& d);
+// precondition.cpp
+void precondition(const PreconditionScan& s);
+void precondition_back(const PreconditionScanBack& b);
+// longhorn.cpp
+void longhorn(const LonghornScan& s);
+void longhorn_back(const LonghornScanBack& b);
 // rows.cpp
 void step(const Step& s);
 void copy_rows(float* to, Index to_row, const float* from, Index from_row, const float* factor,

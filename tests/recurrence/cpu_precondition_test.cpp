@@ -1,0 +1,140 @@
+// The diagonal preconditioner in float32 against float64.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "recurrence/backend.hpp"
+#include "tests/cases/compare.hpp"
+#include "tests/cases/tensors.hpp"
+
+namespace rankone::test {
+namespace {
+
+using recurrence::Precondition;
+using recurrence::PreconditionCotangents;
+using recurrence::PreconditionerKind;
+using recurrence::PreconditionGrads;
+using recurrence::PreconditionOut;
+
+// A plain float32 scan stays below this; it is a rounding error or two per token of memory.
+constexpr double kBound = 4e-6;
+
+struct Setting {
+  PreconditionerKind kind;
+  bool normalize, gates, initial;
+  std::int64_t d_k;
+  std::vector<std::int64_t> cu_seqlens;
+};
+
+struct Problem {
+  Sequences sequences;
+  Precondition in;
+  PreconditionCotangents cotangents;
+
+  explicit Problem(const Setting& s) : sequences(Sequences::packed(s.cu_seqlens)) {
+    Random random(11);
+    const std::int64_t rows = sequences.rows(), heads = 2;
+    in.kind = s.kind;
+    in.normalize = s.normalize;
+    in.k = normal({rows, heads, s.d_k}, random);
+    if (!s.normalize) normalise_rows(in.k, s.d_k);
+    in.target = s.kind == PreconditionerKind::atk ? in.k : normal({rows, heads, s.d_k}, random);
+    if (s.gates) {
+      in.g = weak_gates({rows, heads}, random);
+      in.b = uniform({rows, heads}, random, 0, 1);
+    }
+    if (s.kind == PreconditionerKind::atk) {
+      in.center = uniform({heads}, random, -1, 1);
+    } else {
+      in.ridge = uniform({heads, s.d_k}, random, 0.2, 1);
+    }
+    if (s.initial) in.initial = uniform({sequences.count(), heads, s.d_k}, random, 0, 1);
+    cotangents.out = normal({rows, heads, s.d_k}, random);
+    cotangents.final = normal({sequences.count(), heads, s.d_k}, random);
+  }
+
+  Precondition widened() const {
+    Precondition result = in;
+    for (Tensor* tensor : {&result.k, &result.target, &result.g, &result.b, &result.center,
+                           &result.ridge, &result.initial}) {
+      *tensor = wide(*tensor);
+    }
+    return result;
+  }
+};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> list;
+  for (const PreconditionerKind kind : {PreconditionerKind::atk, PreconditionerKind::atq}) {
+    for (const bool on : {false, true}) {
+      list.push_back({kind, on, true, true, 48, {0, 1, 64, 64, 193}});
+      list.push_back({kind, !on, on, !on, 7, {0, 65}});
+    }
+    list.push_back({kind, true, true, true, 128, {0, 150}});
+    list.push_back({kind, false, true, true, 1, {0, 3, 20}});
+  }
+  return list;
+}
+
+class CpuPrecondition : public testing::TestWithParam<Setting> {
+ protected:
+  const Problem problem_{GetParam()};
+  const Precondition wide_ = problem_.widened();
+  Context reference_{{.threads = 1, .backends = {"reference"}}};
+  Context cpu_{{.threads = 2, .backends = {"cpu"}}};
+};
+
+void expect_close(const char* name, const Tensor& result, const Tensor& expected) {
+  if (!result.defined()) return;
+  EXPECT_LE(relative_error(result, expected), kBound) << name;
+}
+
+TEST_P(CpuPrecondition, Forward) {
+  const Precondition& in = problem_.in;
+  const PreconditionOut out{nan_like(in.target), nan_like(problem_.cotangents.final)};
+  const PreconditionOut expected{nan_like(wide(in.target)), wide(problem_.cotangents.final)};
+  recurrence::precondition(cpu_, problem_.sequences, in, out);
+  recurrence::precondition(reference_, problem_.sequences, wide_, expected);
+  expect_close("out", out.out, expected.out);
+  expect_close("final", out.final, expected.final);
+}
+
+TEST_P(CpuPrecondition, Backward) {
+  const auto gradients = [](const Precondition& in) {
+    return PreconditionGrads{nan_like(in.k),      nan_like(in.target), nan_like(in.g),
+                             nan_like(in.b),      nan_like(in.center), nan_like(in.ridge),
+                             nan_like(in.initial)};
+  };
+  const PreconditionGrads grads = gradients(problem_.in);
+  const PreconditionGrads expected = gradients(wide_);
+  const PreconditionCotangents& cot = problem_.cotangents;
+  recurrence::precondition_vjp(cpu_, problem_.sequences, problem_.in, cot, grads);
+  recurrence::precondition_vjp(reference_, problem_.sequences, wide_,
+                               {wide(cot.out), wide(cot.final)}, expected);
+  expect_close("dk", grads.k, expected.k);
+  expect_close("dtarget", grads.target, expected.target);
+  expect_close("dg", grads.g, expected.g);
+  expect_close("db", grads.b, expected.b);
+  expect_close("dcenter", grads.center, expected.center);
+  expect_close("dridge", grads.ridge, expected.ridge);
+  expect_close("dinitial", grads.initial, expected.initial);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, CpuPrecondition, testing::ValuesIn(settings()));
+
+TEST(CpuPreconditionEdges, EmptySequenceKeepsItsState) {
+  Context context({.threads = 1, .backends = {"cpu"}});
+  const std::array<std::int64_t, 2> none{0, 0};
+  Precondition in;
+  in.k = in.target = Tensor::empty({0, 1, 4}, Dtype::f32);
+  in.center = Tensor::zeros({1}, Dtype::f32);
+  in.initial = filled({1, 1, 4}, [] { return 3.5; });
+  const PreconditionOut out{Tensor::empty({0, 1, 4}, Dtype::f32), nan_like(in.initial)};
+  recurrence::precondition(context, Sequences::packed(none), in, out);
+  EXPECT_TRUE(same_bits("final", out.final, in.initial));
+}
+
+}  // namespace
+}  // namespace rankone::test
