@@ -39,6 +39,10 @@ function(rankone_layer name)
   add_library(rankone_${name} STATIC ${sources})
   set_target_properties(rankone_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(rankone_${name} PUBLIC rankone_options ${ARG_DEPENDS})
+  # The layers that parse files tell libFuzzer which code an input reached; the kernels need not.
+  if(RANKONE_FUZZ AND name MATCHES "^(core|data|model|train)$")
+    target_compile_options(rankone_${name} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
 endfunction()
 
 # Compiles every source of cpu/isa/ once per instruction set into rankone_NAME, with RANKONE_ISA naming
@@ -79,19 +83,31 @@ function(rankone_test name)
     DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES PROPERTIES TIMEOUT 600)
 endfunction()
 
-# rankone_fuzz(NAME [DEPENDS lib...]): the libFuzzer target fuzz_NAME from NAME.cpp, and a test that runs it
-# for RANKONE_FUZZ_SECONDS from the corpus/NAME folder beside it. New inputs go into the build folder.
+# rankone_fuzz(NAME [DEPENDS lib...]): the fuzz target NAME_fuzz from NAME_fuzz.cpp, with its seeds in
+# corpus/NAME, and the test fuzz.NAME. With RANKONE_FUZZ it is a libFuzzer program that the test runs for
+# RANKONE_FUZZ_SECONDS (inputs that reach new code go into the build folder). Otherwise replay_main.cpp
+# runs it over the seeds, their prefixes and damaged copies, so every compiler tests the parsers.
 function(rankone_fuzz name)
   cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
-  add_executable(fuzz_${name} ${name}.cpp)
-  target_link_libraries(fuzz_${name} PRIVATE ${ARG_DEPENDS})
-  target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+  set(target ${name}_fuzz)
+  set(test ${RANKONE_TEST_PREFIX}fuzz.${name})
+  set(corpus ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
+  add_executable(${target} ${target}.cpp)
+  target_link_libraries(${target} PRIVATE ${ARG_DEPENDS})
+  add_dependencies(fuzzers ${target})
+  if(NOT RANKONE_FUZZ)
+    target_sources(${target} PRIVATE replay_main.cpp)
+    add_test(NAME ${test} COMMAND ${target} ${corpus})
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 LABELS fuzz)
+    return()
+  endif()
+  target_compile_options(${target} PRIVATE -fsanitize=fuzzer)
+  target_link_options(${target} PRIVATE -fsanitize=fuzzer)
   set(found ${CMAKE_CURRENT_BINARY_DIR}/corpus/${name})
   file(MAKE_DIRECTORY ${found})
-  add_test(NAME fuzz.${name} COMMAND fuzz_${name} -max_total_time=${RANKONE_FUZZ_SECONDS} -timeout=10
+  add_test(NAME ${test} COMMAND ${target} -max_total_time=${RANKONE_FUZZ_SECONDS} -timeout=10
     -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -artifact_prefix=${CMAKE_CURRENT_BINARY_DIR}/
-    ${found} ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
-  math(EXPR limit "${RANKONE_FUZZ_SECONDS} + 60")
-  set_tests_properties(fuzz.${name} PROPERTIES TIMEOUT ${limit} LABELS fuzz)
-  add_dependencies(fuzzers fuzz_${name})
+    ${found} ${corpus})
+  math(EXPR limit "${RANKONE_FUZZ_SECONDS} + 120")
+  set_tests_properties(${test} PROPERTIES TIMEOUT ${limit} LABELS fuzz)
 endfunction()
