@@ -1,11 +1,12 @@
 #pragma once
 
-// A language model: configuration, parameters and the one data path tokens -> embedding -> layers ->
-// norm, which serves training, prefill and decode.
+// A language model: configuration, parameters and the one data path tokens -> embedding -> layers
+// -> norm, which serves training, prefill and decode.
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/context.hpp"
@@ -19,8 +20,8 @@ namespace rankone::model {
 
 class Model {
  public:
-  // A new model, initialised as the papers' code does from the one seeded generator. dtype: f32, or f64
-  // for the reference backend.
+  // A new model, initialised as the papers' code does from the one seeded generator. dtype: f32, or
+  // f64 for the reference backend.
   static Model create(const ModelConfig& config, Dtype dtype, std::uint64_t seed);
   // Reads config.json and model.safetensors (or shards). dtype f32 or f64 widens; bf16 and f16 keep
   // matrices as weight storage for inference.
@@ -35,7 +36,7 @@ class Model {
   const ModelConfig& config() const;
   Dtype dtype() const;  // of the activations: f32 or f64
   std::vector<nn::Parameter*> parameters();
-  std::int64_t parameter_count() const;           // tied weights counted once
+  std::int64_t parameter_count() const;  // tied weights counted once
   std::int64_t non_embedding_parameter_count() const;
   void enable_gradients();  // allocates Parameter::grad, zero
 
@@ -54,6 +55,8 @@ class Model {
  private:
   struct Impl;
   explicit Model(std::unique_ptr<Impl> impl);
+  void check_call(const nn::Tape& tape, const Sequences& sequences, const Tensor& ids,
+                  const State* state) const;
   std::unique_ptr<Impl> impl_;
 };
 

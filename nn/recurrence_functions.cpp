@@ -162,6 +162,8 @@ void gain_backward(Tape& tape, const Sequences& sequences, const GainArgs& vars,
   grads.e = wanted(tape, vars.e);
   grads.w = wanted(tape, vars.w);
   grads.v = wanted(tape, vars.v);
+  // Only a time factor: nothing to differentiate.
+  if (!grads.x.defined() && !grads.x_v.defined() && !grads.v.defined()) return;
   recurrence::gain_vjp(tape.context(), sequences, inputs, cotangents, grads);
   tape.add_grad(vars.x, grads.x);
   tape.add_grad(vars.x_v, grads.x_v);

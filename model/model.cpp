@@ -1,0 +1,143 @@
+#include "model/model.hpp"
+
+#include <utility>
+
+#include "core/files.hpp"
+#include "core/status.hpp"
+#include "model/model_impl.hpp"
+
+namespace rankone::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kLargestConfig = std::size_t{4} << 20;
+
+const nn::Parameter* add_norm(ParameterSet& set, std::string name, std::int64_t width) {
+  ParameterSpec spec;
+  spec.name = std::move(name);
+  spec.shape = {width};
+  spec.init = Init::constant(1.0);
+  spec.decays = false;
+  return set.add(std::move(spec));
+}
+
+const nn::Parameter* add_table(ParameterSet& set, std::string name, std::string alias,
+                               const ModelConfig& config, Init init) {
+  ParameterSpec spec;
+  spec.name = std::move(name);
+  spec.alias = std::move(alias);
+  spec.shape = {config.vocab_size, config.hidden_size};
+  spec.init = init;
+  spec.weight = true;
+  return set.add(std::move(spec));
+}
+
+// Tensors that files of this kind may hold beside the parameters.
+std::vector<std::string> ignored_tensors(const ModelConfig& config) {
+  std::vector<std::string> names;
+  const Layout& layout = layout_of(config.model_type);
+  if (config.tie_word_embeddings) names.push_back(layout.head);
+  for (std::size_t i = 0; config.model_type == "llama" && i < config.layers.size(); ++i) {
+    // Frequencies that older writers stored; they follow from the configuration.
+    names.push_back(layout.layers + std::to_string(i) + ".self_attn.rotary_emb.inv_freq");
+  }
+  return names;
+}
+
+}  // namespace
+
+Model::Impl::Impl(ModelConfig config_) : config(std::move(config_)) {
+  check_config(config, "configuration");
+  const Layout& layout = layout_of(config.model_type);
+  const Declare top(parameters, config, -1);
+  embeddings = add_table(parameters, layout.embeddings, layout.embeddings_alias, config,
+                         Init::normal(config.initializer_range));
+  std::size_t first_entry = 0;
+  for (std::size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerConfig& layer = config.layers[i];
+    const Declare declare(parameters, config, static_cast<int>(i));
+    Block block;
+    block.mixing_norm =
+        add_norm(parameters, declare.prefix() + layout.mixer_norm, config.hidden_size);
+    block.mixing =
+        layer.mixer ? make_mixer(declare, *layer.mixer) : make_attention(declare, *layer.attention);
+    block.mixing->place_state(first_entry);
+    first_entry += block.mixing->state_entries();
+    if (layer.intermediate_size > 0) {
+      block.mlp_norm = add_norm(parameters, declare.prefix() + layout.mlp_norm, config.hidden_size);
+      block.mlp = std::make_unique<Mlp>(declare, layer.intermediate_size, layer.mlp_bias);
+    }
+    blocks.push_back(std::move(block));
+  }
+  final_norm = add_norm(parameters, layout.final_norm, config.hidden_size);
+  head = config.tie_word_embeddings
+             ? embeddings
+             : add_table(parameters, layout.head, "", config, top.matrix_init(config.hidden_size));
+}
+
+State Model::Impl::make_state(std::int64_t sequences) const {
+  std::vector<State::Entry> entries;
+  for (const Block& block : blocks) block.mixing->add_state(entries, sequences, dtype);
+  return State(sequences, std::move(entries));
+}
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+Model::~Model() = default;
+
+Model Model::create(const ModelConfig& config, Dtype dtype, std::uint64_t seed) {
+  require(dtype == Dtype::f32 || dtype == Dtype::f64,
+          "[model] a new model can not be {} (must be f32 or f64)", name(dtype));
+  auto impl = std::make_unique<Impl>(config);
+  impl->dtype = dtype;
+  impl->parameters.initialize(dtype, seed);
+  return Model(std::move(impl));
+}
+
+Model Model::load(const fs::path& directory, Dtype dtype) {
+  const std::string where = directory.string();
+  require(is_floating(dtype), "[model] {} is no dtype of weights", name(dtype));
+  const fs::path file = directory / "config.json";
+  auto impl = std::make_unique<Impl>(parse_config(read_file(file, kLargestConfig), file.string()));
+  impl->dtype = dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+  impl->parameters.load(read_safetensors_model(directory), dtype, where,
+                        ignored_tensors(impl->config));
+  return Model(std::move(impl));
+}
+
+void Model::save(const fs::path& directory, Dtype dtype) const {
+  require(dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16,
+          "[model] can not be written as {} (f32, bf16 or f16)", name(dtype));
+  fs::create_directories(directory);
+  write_safetensors(directory / "model.safetensors", impl_->parameters.save(dtype));
+  write_file(directory / "config.json", format_config(impl_->config).dump(2) + "\n");
+}
+
+const ModelConfig& Model::config() const { return impl_->config; }
+Dtype Model::dtype() const { return impl_->dtype; }
+std::vector<nn::Parameter*> Model::parameters() { return impl_->parameters.list(); }
+std::int64_t Model::parameter_count() const { return impl_->parameters.count(); }
+
+std::int64_t Model::non_embedding_parameter_count() const {
+  const std::int64_t table = impl_->config.vocab_size * impl_->config.hidden_size;
+  return parameter_count() - table * (impl_->config.tie_word_embeddings ? 1 : 2);
+}
+
+void Model::enable_gradients() { impl_->parameters.enable_gradients(); }
+const nn::Parameter& Model::output_weight() const { return *impl_->head; }
+State Model::make_state(std::int64_t sequences) const { return impl_->make_state(sequences); }
+
+Tensor Model::logits(Context& context, const Tensor& hidden,
+                     std::span<const std::int64_t> rows) const {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const Tensor logits = context.empty({count, impl_->config.vocab_size}, impl_->dtype);
+  const ArenaScope scope(context.arena());
+  const Tensor chosen = context.empty({count, hidden.dim(-1)}, hidden.dtype());
+  nn::gather_rows(context, hidden, rows, chosen);
+  nn::linear(context, {chosen, impl_->head->value, {}}, logits);
+  return logits;
+}
+
+}  // namespace rankone::model
