@@ -1,0 +1,332 @@
+#include "apps/bench_mixer.hpp"
+
+#include <cmath>
+
+#include "core/random.hpp"
+#include "recurrence/recurrence.hpp"
+
+namespace rankone::apps {
+namespace {
+
+using namespace rankone::recurrence;
+
+template <class Next>
+Tensor filled(const Shape& shape, Next&& next) {
+  Tensor tensor = Tensor::empty(shape, Dtype::f32);
+  for (float& x : tensor.span<float>()) x = static_cast<float>(next());
+  return tensor;
+}
+
+double logsigmoid(double x) { return -std::log1p(std::exp(-x)); }
+
+// Scales each row to a length that `length` draws.
+template <class Length>
+void scale_rows(const Tensor& tensor, Length&& length) {
+  const std::int64_t size = tensor.dim(-1);
+  float* row = tensor.data<float>();
+  for (std::int64_t r = 0; r < tensor.count() / size; ++r, row += size) {
+    double squares = 0;
+    for (std::int64_t i = 0; i < size; ++i) squares += static_cast<double>(row[i]) * row[i];
+    const double factor = length() / std::sqrt(squares + 1e-30);
+    for (std::int64_t i = 0; i < size; ++i) row[i] = static_cast<float>(row[i] * factor);
+  }
+}
+
+Tensor like(const Tensor& tensor) {
+  return tensor.defined() ? Tensor::empty(tensor.shape(), tensor.dtype()) : Tensor();
+}
+
+void round_to_bf16(const Tensor& tensor) {
+  for (float& x : tensor.span<float>()) x = to_float(to_bf16(x));
+}
+
+}  // namespace
+
+MixerCall::MixerCall(const MixerPreset& preset, const MixerShape& shape, std::uint64_t seed,
+                     bool rounded)
+    : shape_(shape),
+      writes_(preset.writes_per_token),
+      cg_(preset.axes.solve == Solve::cg),
+      preconditioned_(preset.axes.preconditioner != PreconditionerChoice::none),
+      query_side_(preset.axes.preconditioner == PreconditionerChoice::atq),
+      sequences_(Sequences::dense(shape.batch, shape.time * preset.writes_per_token)) {
+  Random random(seed);
+  const std::int64_t rows = sequences_.rows(), heads = shape.heads;
+  const auto draw = [&] { return random.normal(); };
+  const GainKind gain_kind = preset.axes.gain;
+  Tensor q = filled({rows, heads, shape.d_k}, draw);
+  Tensor k = filled({rows, heads, shape.d_k}, draw);
+  Tensor v = filled({rows, heads, shape.d_v}, draw);
+  scale_rows(q, [] { return 1.0; });
+  // Keys that no norm follows keep norms spread over orders of magnitude.
+  const bool raw = preset.k_norm == "none" && is_key_norm(gain_kind);
+  scale_rows(k, [&] { return raw ? std::exp(random.normal()) : 1.0; });
+  if (rounded) {
+    for (const Tensor& tensor : {q, k, v}) round_to_bf16(tensor);
+  }
+  two_key_.q = q;
+  two_key_.e = two_key_.w = k;
+  two_key_.v = v;
+  two_key_.scale =
+      preset.scale > 0 ? preset.scale : 1.0 / std::sqrt(static_cast<double>(shape.d_k));
+  cotangent_ = filled(v.shape(), draw);
+  if (rounded) round_to_bf16(cotangent_);
+  make_gates(preset, seed);
+  if (gain_kind != GainKind::one && gain_kind != GainKind::dt) make_gain(preset, random);
+  make_writes(preset);
+  if (preconditioned_) make_preconditioner(k, random);
+  if (cg_) {
+    mesa_ = {.q = q,
+             .k = k,
+             .v = v,
+             .g = two_key_.g,
+             .b = two_key_.b,
+             .lambda = filled({heads, shape.d_k}, [&] { return random.uniform(0.25, 1.25); }),
+             .initial_hkk = {},
+             .initial_hkv = {}};
+  }
+  if (preset.axes.solve == Solve::additive) two_key_.e = Tensor();
+  make_outputs();
+}
+
+void MixerCall::make_gain(const MixerPreset& preset, Random& random) {
+  const auto draw = [&] { return random.normal(); };
+  const Tensor k = two_key_.w;
+  const Shape gates{sequences_.rows(), shape_.heads};
+  Gain gain;
+  GainOut out;
+  gain.kind = preset.axes.gain;
+  gain.time_factor = preset.axes.time_factor;
+  const bool vector = gain.kind == GainKind::vector;
+  if (gain.kind != GainKind::nlms) gain.x = filled(vector ? k.shape() : gates, draw);
+  if (vector) gain.x_v = filled(two_key_.v.shape(), draw);
+  if (gain.kind == GainKind::learned_scalar) gain.theta = filled({1}, [] { return 0.0; });
+  if (!vector) out.b = two_key_.b = Tensor::empty(gates, Dtype::f32);
+  if (vector || is_key_norm(gain.kind)) {
+    gain.e = k;
+    gain.v = two_key_.v;
+    out.e = two_key_.e = like(k);
+    out.v = two_key_.v = like(gain.v);
+  }
+  if (is_key_norm(gain.kind)) {
+    gain.w = k;
+    out.w = two_key_.w = like(k);
+  }
+  Context context({.threads = 1, .backends = {"cpu"}});
+  recurrence::gain(context, sequences_, gain, out);
+}
+
+// Where the erase reads the state before its decay, and where a token writes several times.
+void MixerCall::make_writes(const MixerPreset& preset) {
+  if (preset.read_undecayed) {
+    two_key_.e = two_key_.w.clone();
+    for (std::int64_t i = 0; i < two_key_.e.count(); ++i) {
+      two_key_.e.data<float>()[i] *= std::exp(-two_key_.g.data<float>()[i / shape_.d_k]);
+    }
+  }
+  for (std::int64_t r = 0; writes_ > 1 && r < sequences_.rows(); ++r) {
+    // The decay acts before the first write of a token, the query reads after the last.
+    if (r % writes_ != 0) two_key_.g.slice(0, r, r + 1).fill(0.0);
+    if (r % writes_ != writes_ - 1) two_key_.q.slice(0, r, r + 1).fill(0.0);
+  }
+}
+
+void MixerCall::make_preconditioner(const Tensor& k, Random& random) {
+  const Shape gates{sequences_.rows(), shape_.heads};
+  precondition_.kind = query_side_ ? PreconditionerKind::atq : PreconditionerKind::atk;
+  precondition_.k = k;
+  precondition_.target = query_side_ ? two_key_.q : k;
+  precondition_.g = filled(gates, [&] { return logsigmoid(random.normal()); });
+  precondition_.b = filled(gates, [&] { return std::exp(logsigmoid(random.normal())); });
+  if (query_side_) {
+    precondition_.ridge = filled({shape_.heads, shape_.d_k}, [] { return 1.0; });
+  } else {
+    precondition_.center = filled({shape_.heads}, [] { return 0.0; });
+  }
+}
+
+void MixerCall::make_gates(const MixerPreset& preset, std::uint64_t seed) {
+  Random random(seed, 1);
+  const std::int64_t rows = sequences_.rows(), heads = shape_.heads;
+  switch (preset.axes.decay) {
+    case recurrence::DecayKind::none:
+      gates_ = "none";
+      return;
+    case recurrence::DecayKind::fixed: {
+      gates_ = "log(1 - 2^(-5 - head))";
+      std::int64_t i = 0;
+      two_key_.g = filled({rows, heads}, [&] {
+        return std::log1p(-std::exp2(-5.0 - static_cast<double>(i++ % heads)));
+      });
+      return;
+    }
+    case recurrence::DecayKind::scalar:
+      if (preset.axes.gain == GainKind::dt) {
+        gates_ = "-A dt, A uniform in [1, 16] per head, dt log-uniform in [0.001, 0.1]";
+        two_key_.b = filled({rows, heads}, [&] {
+          return std::exp(random.uniform(std::log(0.001), std::log(0.1)));
+        });
+        const Tensor a = filled({heads}, [&] { return random.uniform(1, 16); });
+        std::int64_t i = 0;
+        two_key_.g = filled({rows, heads}, [&] {
+          const std::int64_t at = i++;
+          return -a.data<float>()[at % heads] * two_key_.b.data<float>()[at];
+        });
+        return;
+      }
+      gates_ = "logsigmoid(N(0, 1))";
+      two_key_.g = filled({rows, heads}, [&] { return logsigmoid(random.normal()); });
+      return;
+    case recurrence::DecayKind::channel:
+      gates_ = "logsigmoid(N(0, 1)) per channel, one step in 16 at -30";
+      two_key_.g = filled({rows, heads, shape_.d_k}, [&] {
+        return random.uniform() < 1.0 / 16 ? -30.0 : logsigmoid(random.normal());
+      });
+      return;
+  }
+}
+
+void MixerCall::make_outputs() {
+  two_key_out_.o = like(cotangent_);
+  two_key_grads_ = {like(two_key_.q), like(two_key_.e), like(two_key_.w), like(two_key_.v),
+                    like(two_key_.g), like(two_key_.b), Tensor()};
+  if (preconditioned_) {
+    precondition_out_.out = like(precondition_.target);
+    precondition_grads_ = {like(precondition_.k),
+                           like(precondition_.target),
+                           like(precondition_.g),
+                           like(precondition_.b),
+                           like(precondition_.center),
+                           like(precondition_.ridge),
+                           Tensor()};
+    (query_side_ ? two_key_.q : two_key_.w) = precondition_out_.out;
+  }
+  if (cg_) {
+    mesa_out_.o = like(cotangent_);
+    mesa_grads_ = {like(mesa_.q), like(mesa_.k),      like(mesa_.v), like(mesa_.g),
+                   like(mesa_.b), like(mesa_.lambda), Tensor(),      Tensor()};
+  }
+}
+
+MixerCall MixerCall::part(std::int64_t tokens, std::int64_t heads, Dtype dtype) const {
+  MixerCall result = *this;
+  const std::int64_t rows = tokens * writes_;
+  result.shape_ = {1, tokens, heads, shape_.d_k, shape_.d_v};
+  result.sequences_ = Sequences::dense(1, rows);
+  const auto in_rows = [&](Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.slice(0, 0, rows).slice(1, 0, heads).to(dtype);
+  };
+  const auto in_heads = [&](Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.slice(0, 0, heads).to(dtype);
+  };
+  TwoKey& two_key = result.two_key_;
+  Mesa& mesa = result.mesa_;
+  Precondition& precondition = result.precondition_;
+  for (Tensor* tensor :
+       {&two_key.q, &two_key.e, &two_key.w, &two_key.v, &two_key.g, &two_key.b, &mesa.q, &mesa.k,
+        &mesa.v, &mesa.g, &mesa.b, &precondition.k, &precondition.target, &precondition.g,
+        &precondition.b, &result.cotangent_}) {
+    in_rows(*tensor);
+  }
+  for (Tensor* tensor : {&mesa.lambda, &precondition.center, &precondition.ridge}) {
+    in_heads(*tensor);
+  }
+  for (Tensor* state :
+       {&two_key.initial_state, &mesa.initial_hkk, &mesa.initial_hkv, &precondition.initial}) {
+    if (state->defined()) *state = state->slice(0, 0, 1).slice(1, 0, heads).to(dtype);
+  }
+  result.make_outputs();
+  if (two_key.initial_state.defined()) result.two_key_out_.final_state = two_key.initial_state;
+  if (precondition.initial.defined()) result.precondition_out_.final = precondition.initial;
+  if (mesa.initial_hkk.defined()) {
+    result.mesa_out_.final_hkk = mesa.initial_hkk;
+    result.mesa_out_.final_hkv = mesa.initial_hkv;
+  }
+  return result;
+}
+
+void MixerCall::forward(Context& context) const {
+  if (cg_) return recurrence::mesa(context, sequences_, mesa_, mesa_out_);
+  if (preconditioned_) {
+    recurrence::precondition(context, sequences_, precondition_, precondition_out_);
+  }
+  recurrence::two_key(context, sequences_, two_key_, two_key_out_);
+}
+
+void MixerCall::vjp(Context& context) const {
+  if (cg_) {
+    return recurrence::mesa_vjp(context, sequences_, mesa_, {cotangent_, {}, {}}, mesa_grads_);
+  }
+  recurrence::two_key_vjp(context, sequences_, two_key_, {cotangent_, {}}, two_key_grads_);
+  if (!preconditioned_) return;
+  const Tensor& through = query_side_ ? two_key_grads_.q : two_key_grads_.w;
+  recurrence::precondition_vjp(context, sequences_, precondition_, {through, {}},
+                               precondition_grads_);
+}
+
+void MixerCall::carry_state() {
+  const MixerShape& s = shape_;
+  if (cg_) {
+    mesa_.initial_hkk = mesa_out_.final_hkk =
+        Tensor::zeros({s.batch, s.heads, s.d_k, s.d_k}, Dtype::f32);
+    mesa_.initial_hkv = mesa_out_.final_hkv =
+        Tensor::zeros({s.batch, s.heads, s.d_k, s.d_v}, Dtype::f32);
+    return;
+  }
+  two_key_.initial_state = two_key_out_.final_state =
+      Tensor::zeros({s.batch, s.heads, s.d_k, s.d_v}, Dtype::f32);
+  if (!preconditioned_) return;
+  precondition_.initial = precondition_out_.final =
+      Tensor::zeros({s.batch, s.heads, s.d_k}, Dtype::f32);
+}
+
+void MixerCall::take_state(const MixerCall& other) {
+  mesa_.initial_hkk = mesa_out_.final_hkk = other.mesa_.initial_hkk;
+  mesa_.initial_hkv = mesa_out_.final_hkv = other.mesa_.initial_hkv;
+  two_key_.initial_state = two_key_out_.final_state = other.two_key_.initial_state;
+  precondition_.initial = precondition_out_.final = other.precondition_.initial;
+}
+
+std::vector<Tensor> MixerCall::gradients() const {
+  std::vector<Tensor> list;
+  const auto add = [&](std::initializer_list<Tensor> tensors) {
+    for (const Tensor& tensor : tensors) {
+      if (tensor.defined()) list.push_back(tensor);
+    }
+  };
+  if (cg_) {
+    add({mesa_grads_.q, mesa_grads_.k, mesa_grads_.v, mesa_grads_.g, mesa_grads_.b,
+         mesa_grads_.lambda});
+    return list;
+  }
+  add({two_key_grads_.q, two_key_grads_.e, two_key_grads_.w, two_key_grads_.v, two_key_grads_.g,
+       two_key_grads_.b, precondition_grads_.k, precondition_grads_.target, precondition_grads_.g,
+       precondition_grads_.b, precondition_grads_.center, precondition_grads_.ridge});
+  return list;
+}
+
+std::vector<Tensor> MixerCall::narrow_inputs() const {
+  std::vector<Tensor> list;
+  const auto add = [&](const Tensor& tensor) {
+    if (!tensor.defined()) return;
+    for (const Tensor& known : list) {
+      if (known.raw() == tensor.raw()) return;
+    }
+    list.push_back(tensor);
+  };
+  if (cg_) {
+    for (const Tensor& tensor : {mesa_.q, mesa_.k, mesa_.v}) add(tensor);
+    return list;
+  }
+  if (preconditioned_) {
+    add(precondition_.k);
+    add(precondition_.target);
+  }
+  if (!query_side_) add(two_key_.q);
+  add(two_key_.e);
+  if (!preconditioned_ || query_side_) add(two_key_.w);
+  add(two_key_.v);
+  return list;
+}
+
+}  // namespace rankone::apps

@@ -1,0 +1,73 @@
+#pragma once
+
+// The recurrence of one mixer on inputs as a model would make them, for the benchmarks. What a call
+// times: the preconditioner's scan where the mixer has one, and the recurrence. What it does not:
+// projections, convolution, norms, and the decay and gain prologue, which make the inputs.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/context.hpp"
+#include "core/random.hpp"
+#include "recurrence/presets.hpp"
+
+namespace rankone::apps {
+
+struct MixerShape {
+  std::int64_t batch, time, heads, d_k, d_v;
+};
+
+class MixerCall {
+ public:
+  // float32 inputs; with `rounded` the keys, queries and values hold bf16 numbers.
+  MixerCall(const recurrence::MixerPreset& preset, const MixerShape& shape, std::uint64_t seed,
+            bool rounded);
+
+  // The first tokens and heads of the first sequence, in float32 or float64, with the same state.
+  MixerCall part(std::int64_t tokens, std::int64_t heads, Dtype dtype) const;
+
+  void forward(Context& context) const;
+  void vjp(Context& context) const;
+
+  // Keeps the state between calls, updated in place: the next forward() goes on from it.
+  void carry_state();
+  void take_state(const MixerCall& other);  // of a call of the same mixer and sizes
+
+  // What forward() and vjp() wrote.
+  const Tensor& output() const { return cg_ ? mesa_out_.o : two_key_out_.o; }
+  std::vector<Tensor> gradients() const;
+  // The inputs that a bf16 model stores in 16 bits.
+  std::vector<Tensor> narrow_inputs() const;
+  const Tensor& cotangent() const { return cotangent_; }
+
+  const MixerShape& shape() const { return shape_; }
+  const std::string& gates() const { return gates_; }  // the distribution, in words
+
+ private:
+  void make_gates(const recurrence::MixerPreset& preset, std::uint64_t seed);
+  void make_gain(const recurrence::MixerPreset& preset, Random& random);
+  void make_writes(const recurrence::MixerPreset& preset);
+  void make_preconditioner(const Tensor& k, Random& random);
+  void make_outputs();
+
+  MixerShape shape_{};
+  std::int64_t writes_ = 1;  // rows per token
+  bool cg_ = false;
+  bool preconditioned_ = false;
+  bool query_side_ = false;
+  std::string gates_;
+  Sequences sequences_;
+  recurrence::TwoKey two_key_;
+  recurrence::TwoKeyOut two_key_out_;
+  recurrence::TwoKeyGrads two_key_grads_;
+  recurrence::Mesa mesa_;
+  recurrence::MesaOut mesa_out_;
+  recurrence::MesaGrads mesa_grads_;
+  recurrence::Precondition precondition_;
+  recurrence::PreconditionOut precondition_out_;
+  recurrence::PreconditionGrads precondition_grads_;
+  Tensor cotangent_;  // of the output
+};
+
+}  // namespace rankone::apps

@@ -1,0 +1,276 @@
+// rankone bench recurrence | decode: the recurrence of a mixer, forward, backward and one step at a
+// time.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "apps/bench.hpp"
+#include "apps/bench_mixer.hpp"
+#include "apps/verb.hpp"
+#include "core/isa.hpp"
+#include "core/status.hpp"
+#include "recurrence/backend.hpp"
+
+namespace rankone::apps {
+namespace {
+
+using recurrence::MixerPreset;
+
+constexpr std::uint64_t kSeed = 1;
+constexpr std::int64_t kErrorHeads = 2;
+constexpr std::int64_t kErrorTokens = 4096;
+constexpr std::int64_t kPiece = 1024;  // tokens that the context of a decode run is read in
+
+struct Options {
+  std::string mixer, shape, json;
+  std::string dtype = "f32";
+  std::string device = "cpu";
+  int threads = 0;
+};
+
+// Of the result as the run's dtype holds it.
+double relative_error(const Tensor& result, const Tensor& expected, bool rounded) {
+  double error = 0, reference = 0;
+  for (std::int64_t i = 0; i < result.count(); ++i) {
+    const float stored = result.data<float>()[i];
+    const double x = rounded ? to_float(to_bf16(stored)) : stored;
+    const double y = expected.data<double>()[i];
+    error += (x - y) * (x - y);
+    reference += y * y;
+  }
+  return reference > 0 ? std::sqrt(error / reference) : std::sqrt(error);
+}
+
+// The checked request and what one run of the program shares.
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options),
+        preset_(recurrence::preset(options.mixer)),
+        rounded_(options.dtype == "bf16"),
+        context_({.threads = options.threads, .backends = {"cpu", "reference"}}) {
+    require_device(options.device);
+    if (options.dtype != "f32" && !rounded_) {
+      fail(Status::invalid_argument, "[bench] --dtype '{}' is unknown (f32 or bf16)",
+           options.dtype);
+    }
+    const auto sizes = parse_shape(options.shape, 5, "BxTxHxDKxDV, for example 1x2048x8x128x128");
+    shape_ = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
+    require(shape_.d_k <= 256, "[bench] d_k is {} (1 to 256)", shape_.d_k);
+    require(shape_.d_v <= 1024, "[bench] d_v is {} (1 to 1024)", shape_.d_v);
+    peaks_ = measure_peaks(context_.threads());
+    std::printf("%s\n", describe(peaks_).c_str());
+    if (shape_.d_k % 8 != 0 || shape_.d_v % 8 != 0) {
+      std::printf("sizes that are no multiple of 8 are padded inside: d_k %d, d_v %d\n",
+                  static_cast<int>(shape_.d_k), static_cast<int>(shape_.d_v));
+    }
+  }
+
+  void recurrence() {
+    const MixerCall call(preset_, shape_, kSeed, rounded_);
+    introduce(call);
+    const std::int64_t heads = std::min(kErrorHeads, shape_.heads);
+    const std::int64_t tokens = std::min(kErrorTokens, shape_.time);
+    const MixerCall part = call.part(tokens, heads, Dtype::f32);
+    const MixerCall exact = call.part(tokens, heads, Dtype::f64);
+    Context reference({.threads = options_.threads, .backends = {"reference"}});
+    part.forward(context_);
+    exact.forward(reference);
+    const double tokens_heads = static_cast<double>(shape_.batch * shape_.time * shape_.heads);
+    report("forward", tokens_heads, relative_error(part.output(), exact.output(), rounded_), heads,
+           tokens,
+           measure([&] { narrowed(call, [&] { call.forward(context_); }, {call.output()}); }));
+    part.vjp(context_);
+    exact.vjp(reference);
+    double worst = 0;
+    const std::vector<Tensor> gradients = part.gradients();
+    const std::vector<Tensor> expected = exact.gradients();
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      worst = std::max(worst, relative_error(gradients[i], expected[i], rounded_));
+    }
+    report("vjp", tokens_heads, worst, heads, tokens, measure([&] {
+             narrowed(
+                 call, [&] { call.vjp(context_); }, call.gradients());
+           }));
+    write_rows(options_.json, rows_);
+  }
+
+  void decode() {
+    MixerCall first(preset_, one_token(), kSeed, rounded_);
+    introduce(first);
+    const double error = decode_error();
+    first.carry_state();
+    for (std::int64_t read = 0; read < shape_.time; read += kPiece) {
+      MixerCall piece(preset_, piece_at(read, shape_), kSeed + 100 + read, rounded_);
+      piece.take_state(first);
+      piece.forward(context_);
+    }
+    // Different tokens, one state: a step repeated on one token would settle.
+    std::vector<MixerCall> steps{first};
+    for (std::uint64_t i = 1; i < 16; ++i) {
+      steps.emplace_back(preset_, one_token(), kSeed + i, rounded_);
+      steps.back().take_state(first);
+    }
+    std::size_t next = 0;
+    const Timing timing = measure(
+        [&] {
+          const MixerCall& step = steps[next++ % steps.size()];
+          narrowed(step, [&] { step.forward(context_); }, {step.output()});
+        },
+        20);
+    report("step", static_cast<double>(shape_.batch * shape_.heads), error,
+           std::min(kErrorHeads, shape_.heads), std::min(kErrorTokens, shape_.time), timing);
+    write_rows(options_.json, rows_);
+  }
+
+ private:
+  MixerShape one_token() const { return {shape_.batch, 1, shape_.heads, shape_.d_k, shape_.d_v}; }
+  static MixerShape piece_at(std::int64_t read, const MixerShape& whole) {
+    return {whole.batch, std::min(kPiece, whole.time - read), whole.heads, whole.d_k, whole.d_v};
+  }
+
+  // The step after at most kErrorTokens tokens, against the reference that read the same ones.
+  double decode_error() {
+    const MixerShape small{1, std::min(kErrorTokens, shape_.time),
+                           std::min(kErrorHeads, shape_.heads), shape_.d_k, shape_.d_v};
+    MixerCall base(preset_, {1, 1, small.heads, small.d_k, small.d_v}, kSeed, rounded_);
+    base.carry_state();
+    const MixerCall step = base.part(1, small.heads, Dtype::f32);
+    const MixerCall exact = base.part(1, small.heads, Dtype::f64);
+    Context reference({.threads = options_.threads, .backends = {"reference"}});
+    for (std::int64_t read = 0; read < small.time; read += kPiece) {
+      const MixerCall piece(preset_, piece_at(read, small), kSeed + 100 + read, rounded_);
+      MixerCall fast = piece.part(piece.shape().time, small.heads, Dtype::f32);
+      MixerCall slow = piece.part(piece.shape().time, small.heads, Dtype::f64);
+      fast.take_state(step);
+      slow.take_state(exact);
+      fast.forward(context_);
+      slow.forward(reference);
+    }
+    step.forward(context_);
+    exact.forward(reference);
+    return relative_error(step.output(), exact.output(), rounded_);
+  }
+
+  // bf16 on this backend: the inputs lie in memory in 16 bits and are widened before every call,
+  // the results are rounded behind it, all within the time.
+  template <class Work>
+  void narrowed(const MixerCall& call, Work&& work, const std::vector<Tensor>& results) {
+    if (!rounded_) {
+      work();
+      return;
+    }
+    std::vector<Tensor> inputs = call.narrow_inputs();
+    inputs.push_back(call.cotangent());
+    std::int64_t count = 0;
+    for (const Tensor& tensor : inputs) count += tensor.count();
+    for (const Tensor& tensor : results) count += tensor.count();
+    if (static_cast<std::int64_t>(narrow_.size()) < count) {
+      narrow_.resize(static_cast<std::size_t>(count));
+      bf16* to = narrow_.data();
+      for (const Tensor& tensor : inputs) {
+        for (const float x : tensor.span<float>()) *to++ = to_bf16(x);
+      }
+    }
+    bf16* at = narrow_.data();
+    for (const Tensor& tensor : inputs) {
+      float* to = tensor.data<float>();
+      for (std::int64_t i = 0; i < tensor.count(); ++i) to[i] = to_float(at[i]);
+      at += tensor.count();
+    }
+    work();
+    for (const Tensor& tensor : results) {
+      const float* from = tensor.data<float>();
+      for (std::int64_t i = 0; i < tensor.count(); ++i) at[i] = to_bf16(from[i]);
+      at += tensor.count();
+    }
+  }
+
+  std::string kernel() const {
+    const std::string name = fmt::format("cpu-{}-f32", rankone::name(best_isa()));
+    return rounded_ ? name + " (bf16 widened)" : name;
+  }
+
+  void introduce(const MixerCall& call) const {
+    std::printf("%s, %s, seed %d; log decay: %s; timed: the recurrence%s, not the prologue\n",
+                std::string(preset_.name).c_str(), kernel().c_str(), static_cast<int>(kSeed),
+                call.gates().c_str(),
+                preset_.axes.preconditioner == recurrence::PreconditionerChoice::none
+                    ? ""
+                    : " and the scan of the preconditioner");
+  }
+
+  void report(const std::string& direction, double token_heads, double error, std::int64_t heads,
+              std::int64_t tokens, const Timing& timing) {
+    const double each = timing.median_us * 1e3 / token_heads;
+    std::printf(
+        "%-8s %12.1f us (%.1f .. %.1f, %d runs) %9.1f ns per token-head, relative error %.1e on %d "
+        "head%s and %d token%s\n",
+        direction.c_str(), timing.median_us, timing.low_us, timing.high_us, timing.runs, each,
+        error, static_cast<int>(heads), heads == 1 ? "" : "s", static_cast<int>(tokens),
+        tokens == 1 ? "" : "s");
+    BenchRow row;
+    row["mixer"] = preset_.name;
+    row["direction"] = direction;
+    row["device"] = options_.device;
+    row["kernel"] = kernel();
+    row["b"] = shape_.batch;
+    row["t"] = shape_.time;
+    row["h"] = shape_.heads;
+    row["dk"] = shape_.d_k;
+    row["dv"] = shape_.d_v;
+    row["dtype"] = options_.dtype;
+    row["threads"] = context_.threads().size();
+    row["median_us"] = timing.median_us;
+    row["ns_per_token_head"] = each;
+    row["relative_error"] = error;
+    row["error_heads"] = heads;
+    row["error_tokens"] = tokens;
+    row["runs"] = timing.runs;
+    row["seed"] = kSeed;
+    row["gates"] = gates_of();
+    add_peaks(row, peaks_);
+    rows_.push_back(row);
+  }
+
+  std::string gates_of() const { return MixerCall(preset_, {1, 1, 1, 1, 1}, kSeed, false).gates(); }
+
+  Options options_;
+  const MixerPreset& preset_;
+  bool rounded_;
+  Context context_;
+  MixerShape shape_{};
+  Peaks peaks_;
+  std::vector<BenchRow> rows_;
+  std::vector<bf16> narrow_;
+};
+
+void add_options(CLI::App* verb, Options& options, const std::string& time) {
+  verb->add_option("--mixer", options.mixer, "a name of `rankone mixers`")->required();
+  verb->add_option("--shape", options.shape, "BxTxHxDKxDV; T is " + time)->required();
+  verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
+  verb->add_option("--device", options.device, "cpu or cuda")->capture_default_str();
+  verb->add_option("--threads", options.threads, "0: as many as the machine allows")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  verb->add_option("--json", options.json, "write the figures to this file");
+}
+
+const RegisterVerb kBench(50, [](CLI::App& app) {
+  static Options recurrence;
+  static Options decode;
+  CLI::App& bench = bench_command(app);
+  CLI::App* whole =
+      bench.add_subcommand("recurrence", "the recurrence of a mixer, forward and backward");
+  add_options(whole, recurrence, "the number of tokens");
+  whole->callback([] { Bench(recurrence).recurrence(); });
+  CLI::App* step = bench.add_subcommand("decode", "one token of every sequence at a time");
+  add_options(step, decode, "the number of tokens read before");
+  step->callback([] { Bench(decode).decode(); });
+});
+
+}  // namespace
+}  // namespace rankone::apps
