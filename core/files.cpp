@@ -240,6 +240,11 @@ void sync_directory(const fs::path& directory) {
   sync(descriptor, directory);
 }
 
+void replace_path(const fs::path& from, const fs::path& to) {
+  rename_file(from, to);
+  sync_directory(folder_of(to));
+}
+
 struct AtomicFile::Impl {
   fs::path file;
   fs::path temporary;

@@ -61,6 +61,9 @@ void write_file(const std::filesystem::path& file, std::string_view content);  /
 // Makes the entries of `directory` durable (fsync).
 void sync_directory(const std::filesystem::path& directory);
 
+// Renames a file, or a folder onto an absent or empty one, and makes the new entry durable.
+void replace_path(const std::filesystem::path& from, const std::filesystem::path& to);
+
 // A read-only map of a whole regular file. Empty files map to an empty span. Nothing may shorten
 // the file meanwhile: the kernel answers reads past the end with SIGBUS.
 class MappedFile {
