@@ -68,6 +68,7 @@ struct MixerConfig {
   std::int64_t cg_iterations = 30;
   std::int64_t cg_iterations_decode = 30;
   double cg_tolerance = 0.0;
+  double cg_damping = 0.0;  // the published MesaNet has 1e-5
 
   // Before the recurrence.
   std::int64_t conv_size = 4;  // 0: none

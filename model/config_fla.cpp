@@ -255,6 +255,7 @@ void read_mesa_net(ConfigReader& reader, ModelConfig& config) {
   mixer.conv_size = reader.integer("conv_size", 4, 1, 8);
   if (reader.flag("use_output_gate", false)) mixer.output_gate = nn::Activation::silu;
   mixer.ridge_min = reader.number("lambda_lower_bound", 0.25, 0, 0.999);
+  mixer.cg_damping = 1e-5;  // in its kernels, not in its configuration
   mixer.cg_iterations = reader.integer("max_cg_step_training", 30, 1, 1000);
   mixer.cg_iterations_decode = reader.integer("max_cg_step_decoding", 30, 1, 1000);
   reader.ignore({"use_short_conv"});

@@ -83,6 +83,7 @@ void visit_mixer(Visitor&& visit, Config& c) {
   visit.integer("cg_iterations", c.cg_iterations, 1, 1000);
   visit.integer("cg_iterations_decode", c.cg_iterations_decode, 1, 1000);
   visit.number("cg_tolerance", c.cg_tolerance, 0, 1);
+  visit.number("cg_damping", c.cg_damping, 0, 1);
   visit.integer("conv_size", c.conv_size, 0, 8);
   visit.flag("conv_bias", c.conv_bias);
   visit.flag("conv_value", c.conv_value);
@@ -326,6 +327,7 @@ void normalise(MixerConfig& c) {
     c.cg_iterations = d.cg_iterations;
     c.cg_iterations_decode = d.cg_iterations_decode;
     c.cg_tolerance = d.cg_tolerance;
+    c.cg_damping = d.cg_damping;
   }
   if (c.axes.solve != Solve::delta || c.axes.decay == DecayKind::none) {
     c.read_undecayed = d.read_undecayed;

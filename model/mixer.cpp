@@ -323,6 +323,7 @@ nn::Var Mixer::solve_cg(Flow& flow) const {
   args.max_iterations =
       static_cast<int>(flow.call.decoding ? config_.cg_iterations_decode : config_.cg_iterations);
   args.tolerance = config_.cg_tolerance;
+  args.damping = config_.cg_damping;
   args.hkk = state(flow.call, Slot::gram);
   args.hkv = state(flow.call, Slot::memory);
   return nn::mesa(tape, flow.sequences, args);

@@ -100,7 +100,7 @@ GainResult gain(Tape& tape, const Sequences& sequences, const GainArgs& args);
 struct MesaArgs {
   Var q, k, v, g, b, lambda;
   int max_iterations = 30;
-  double tolerance = 0.0;
+  double tolerance = 0.0, damping = 0.0;
   Tensor hkk, hkv;
 };
 Var mesa(Tape& tape, const Sequences& sequences, const MesaArgs& args);

@@ -211,6 +211,7 @@ Var mesa(Tape& tape, const Sequences& sequences, const MesaArgs& vars) {
   inputs.initial_hkv = vars.hkv;
   inputs.max_iterations = vars.max_iterations;
   inputs.tolerance = vars.tolerance;
+  inputs.damping = vars.damping;
   const Tensor o = like(tape, inputs.v);
   recurrence::mesa(tape.context(), sequences, inputs, {o, vars.hkk, vars.hkv});
   return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {

@@ -228,6 +228,9 @@ void gain_vjp(Context& context, const Sequences& sequences, const Gain& inputs,
 // o = Hkv_t^T (Hkk_t + diag(lambda))^{-1} q.  HV = H, K <= 256.
 // The reference solves exactly (Cholesky); cpu and cuda run conjugate gradients for at most
 // max_iterations, stopping a row early once |r| <= tolerance |q| (tolerance 0: never early).
+// The published MesaNet adds 1e-5 to both denominators of an iteration, which ends its progress at
+// |r|^2 of about that: such a model is defined by its iterations. With damping > 0 every backend runs
+// them so, also in the vjp, whose second solve then takes the place of the exact adjoint.
 // Source: MesaNet (arXiv 2506.05233), notes in docs/notation.md.
 struct Mesa {
   Tensor q, k;         // [R, H, K]
@@ -239,6 +242,7 @@ struct Mesa {
   Tensor initial_hkv;  // [N, H, K, V] or undefined
   int max_iterations = 30;
   double tolerance = 0.0;
+  double damping = 0.0;
 };
 
 struct MesaOut {

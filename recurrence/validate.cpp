@@ -114,6 +114,7 @@ struct MesaCheck {
     check.value_sizes(shape.heads, shape.heads, shape.d_v);
     check.that(in.max_iterations >= 1, "max_iterations is {} (at least 1)", in.max_iterations);
     check.that(in.tolerance >= 0.0, "tolerance is {} (at least 0)", in.tolerance);
+    check.that(in.damping >= 0.0, "damping is {} (at least 0)", in.damping);
     tensors("", in.q, in.k, in.v, in.g, in.b, in.lambda);
     states("initial_", in.initial_hkk, in.initial_hkv);
   }

@@ -146,13 +146,14 @@ class HeadSolve {
   bool iterate() {
     const Kernels& k = kernels();
     const int row = at_.key_row;
+    const auto damping = static_cast<float>(in_.damping);
     apply();
     bool running = false;
     for (int i = 0; i < n_; ++i) {
       const float curvature = dot(at_.direction, at_.image, i);
       // Not "curvature > 0" alone: NaN must go on, to show in the result.
       const bool stopped = at_.squares[i] <= at_.stop[i] || curvature == 0.0F;
-      at_.step[i] = stopped ? 0.0F : at_.squares[i] / curvature;
+      at_.step[i] = stopped ? 0.0F : at_.squares[i] / (curvature + damping);
       at_.minus_step[i] = -at_.step[i];
       running = running || !stopped;
     }
@@ -161,7 +162,7 @@ class HeadSolve {
     k.add_rows(at_.residual, row, at_.image, row, at_.minus_step, n_, d_k_);
     for (int i = 0; i < n_; ++i) {
       const float squares = dot(at_.residual, at_.residual, i);
-      at_.growth[i] = at_.squares[i] == 0.0F ? 0.0F : squares / at_.squares[i];
+      at_.growth[i] = at_.squares[i] == 0.0F ? 0.0F : squares / (at_.squares[i] + damping);
       at_.squares[i] = squares;
     }
     // direction = residual + growth direction

@@ -3,6 +3,7 @@
 // The few pieces of linear algebra the equations use, on row-major matrices S [rows, columns].
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 
@@ -64,6 +65,30 @@ inline void cholesky_solve(const double* L, double* x, std::int64_t n) {
   for (std::int64_t i = n - 1; i >= 0; --i) {
     for (std::int64_t j = i + 1; j < n; ++j) x[i] -= L[j * n + i] * x[j];
     x[i] /= L[i * n + i];
+  }
+}
+
+// x <- about M^{-1} x, M symmetric positive definite, n <= 256: a fixed number of conjugate
+// gradient steps from zero with both denominators raised by `damping`.
+inline void conjugate_gradients(const double* M, double* x, std::int64_t n, int iterations,
+                                double damping) {
+  std::array<double, 256> r, p, image;
+  std::copy(x, x + n, r.begin());
+  std::copy(x, x + n, p.begin());
+  std::fill(x, x + n, 0.0);
+  double squares = dot(r.data(), r.data(), n);
+  for (int i = 0; i < iterations; ++i) {
+    std::fill(image.begin(), image.begin() + n, 0.0);
+    add_product(image.data(), 1.0, M, p.data(), n, n);
+    const double step = squares / (dot(p.data(), image.data(), n) + damping);
+    add_scaled(x, step, p.data(), n);
+    add_scaled(r.data(), -step, image.data(), n);
+    const double next = dot(r.data(), r.data(), n);
+    for (std::int64_t d = 0; d < n; ++d) {
+      const auto at = static_cast<std::size_t>(d);
+      p[at] = r[at] + next / (squares + damping) * p[at];
+    }
+    squares = next;
   }
 }
 

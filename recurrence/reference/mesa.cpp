@@ -1,4 +1,4 @@
-// MesaNet, token by token, with the exact solve:
+// MesaNet, token by token, with the exact solve or, damped, the published iterations:
 //
 //     Hkk = exp(g) Hkk + b k k^T;   Hkv = exp(g) Hkv + b k v^T
 //     p = (Hkk + diag(lambda))^{-1} q;   o = Hkv^T p
@@ -14,6 +14,8 @@ namespace {
 
 struct Inputs {
   MesaShape shape;
+  int max_iterations;
+  double damping;
   const double *q, *k, *v, *g, *b, *lambda, *initial_hkk, *initial_hkv;
 
   std::int64_t key_at(std::int64_t row, std::int64_t head) const {
@@ -46,21 +48,37 @@ struct Inputs {
     add_outer(state + gram_size(), gain, key, v + value_at(row, head), K, V);
   }
 
-  // factor <- the Cholesky factor of Hkk + diag(lambda); p <- (Hkk + diag(lambda))^{-1} q
-  void solve(double* factor, double* p, const double* state, std::int64_t row,
-             std::int64_t head) const {
+  // M <- Hkk + diag(lambda), for the exact solve as its Cholesky factor
+  void prepare(double* M, const double* state, std::int64_t head) const {
     const std::int64_t K = shape.d_k;
-    std::copy(state, state + gram_size(), factor);
-    for (std::int64_t d = 0; d < K; ++d) factor[d * K + d] += lambda[head * K + d];
-    cholesky(factor, K);
-    std::copy(q + key_at(row, head), q + key_at(row, head) + K, p);
-    cholesky_solve(factor, p, K);
+    std::copy(state, state + gram_size(), M);
+    for (std::int64_t d = 0; d < K; ++d) M[d * K + d] += lambda[head * K + d];
+    if (damping == 0.0) cholesky(M, K);
+  }
+
+  // x <- M^{-1} x
+  void solve(const double* M, double* x) const {
+    if (damping == 0.0) {
+      cholesky_solve(M, x, shape.d_k);
+    } else {
+      conjugate_gradients(M, x, shape.d_k, max_iterations, damping);
+    }
+  }
+
+  // The same for the query of a row, which is left as it is.
+  void solve_query(double* M, double* p, const double* state, std::int64_t row,
+                   std::int64_t head) const {
+    prepare(M, state, head);
+    std::copy(q + key_at(row, head), q + key_at(row, head) + shape.d_k, p);
+    solve(M, p);
   }
 };
 
 Inputs inputs_of(Wide& wide, const MesaShape& shape, const Mesa& in) {
   const std::int64_t gates = shape.rows * shape.heads, states = shape.sequences * shape.heads;
   return {shape,
+          in.max_iterations,
+          in.damping,
           wide.in(in.q),
           wide.in(in.k),
           wide.in(in.v),
@@ -96,10 +114,10 @@ struct ReverseStep {
     const std::int64_t gate = in.gate_at(row, head);
     double* Gkv = G + in.gram_size();
 
-    in.solve(factor, p, after, row, head);
+    in.solve_query(factor, p, after, row, head);
     std::fill(z, z + K, 0.0);
     add_product(z, 1.0, after + in.gram_size(), d_o, K, V);
-    cholesky_solve(factor, z, K);
+    in.solve(factor, z);
     std::copy(z, z + K, grads.q + in.key_at(row, head));
     add_outer(G, -1.0, z, p, K, K);
     for (std::int64_t d = 0; d < K; ++d) lambda_grad[d] -= z[d] * p[d];
@@ -144,7 +162,7 @@ void ReferenceBackend::mesa(Context& context, const Sequences& sequences, const 
     in.load(state, task);
     for (std::int64_t row = sequences.begin(sequence); row < sequences.end(sequence); ++row) {
       in.step(state, row, head);
-      in.solve(factor, p, state, row, head);
+      in.solve_query(factor, p, state, row, head);
       read(o + in.value_at(row, head), state + in.gram_size(), p, shape.d_k, shape.d_v);
     }
     const double* hkv = state + in.gram_size();

@@ -160,5 +160,29 @@ TEST(CpuMesaIterations, TheirNumberIsRespected) {
   EXPECT_FLOAT_EQ(out.o.data<float>()[0], 2.5F);
 }
 
+// Damped, the iterations are the definition: one of them is x = (q.q / (q.(H + lambda) q +
+// damping)) q, and the reference and the cpu agree after many.
+TEST(CpuMesaIterations, DampingIsThatOfThePublishedModelOnEveryBackend) {
+  Context cpu({.threads = 1, .backends = {"cpu"}}),
+      reference({.threads = 1, .backends = {"reference"}});
+  Mesa in;
+  in.q = filled({1, 1, 2}, [i = 0]() mutable { return ++i; });
+  in.k = filled({1, 1, 2}, [i = 2]() mutable { return --i; });
+  in.v = filled({1, 1, 1}, [] { return 3; });
+  in.lambda = filled({1, 2}, [] { return 1; });
+  in.damping = 4.0;  // step = 5 / (6 + 4)
+  in.max_iterations = 1;
+  for (Context* context : {&cpu, &reference}) {
+    const MesaOut out{nan_like(in.v), Tensor(), Tensor()};
+    recurrence::mesa(*context, Sequences::dense(1, 1), in, out);
+    EXPECT_FLOAT_EQ(out.o.data<float>()[0], 1.5F);
+  }
+  in.max_iterations = 7;
+  const MesaOut fast{nan_like(in.v), Tensor(), Tensor()}, exact{nan_like(in.v), Tensor(), Tensor()};
+  recurrence::mesa(cpu, Sequences::dense(1, 1), in, fast);
+  recurrence::mesa(reference, Sequences::dense(1, 1), in, exact);
+  EXPECT_NEAR(fast.o.data<float>()[0], exact.o.data<float>()[0], 1e-5);
+}
+
 }  // namespace
 }  // namespace rankone::test

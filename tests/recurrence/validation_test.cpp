@@ -199,6 +199,7 @@ TEST(InvalidCall, Mesa) {
                      {[](C& c) { c.in.lambda = zeros({2}); }, "[mesa] lambda has shape [2]"},
                      {[](C& c) { c.in.max_iterations = 0; }, "[mesa] max_iterations is 0"},
                      {[](C& c) { c.in.tolerance = -1.0; }, "[mesa] tolerance is -1"},
+                     {[](C& c) { c.in.damping = -1.0; }, "[mesa] damping is -1"},
                      {[](C& c) {
                         c.in.initial_hkk = zeros({2, 2, 4, 3});
                       },
