@@ -5,10 +5,14 @@ namespace rankone::recurrence {
 TwoKeyShape shape_of(const Sequences& sequences, const TwoKey& inputs) {
   TwoKeyShape shape{sequences.rows(), sequences.count(), inputs.q.dim(-2),
                     inputs.v.dim(-2), inputs.q.dim(-1),  inputs.v.dim(-1)};
+  const Tensor& g = inputs.g;
+  if (!g.defined()) return shape;
   // By the number of elements: [B, T, HV] and [R, HV, K] have the same rank. With d_k = 1 both
-  // readings are the same numbers.
+  // readings are the same numbers. Without rows only the axes can tell.
+  const std::int64_t scalars = sequences.rows() * shape.value_heads;
   shape.channel_decay =
-      inputs.g.defined() && inputs.g.count() != sequences.rows() * shape.value_heads;
+      scalars != 0 ? g.count() != scalars
+                   : g.rank() > 2 && g.dim(-2) == shape.value_heads && g.dim(-1) == shape.d_k;
   return shape;
 }
 

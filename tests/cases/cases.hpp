@@ -17,9 +17,10 @@ namespace rankone::test {
 enum class GateShape { none, scalar, channel };
 
 enum class GateValues {
-  weak,         // logsigmoid(N(0,1)) / 16, as GDN and GLA start
-  typical,      // logsigmoid(N(0,1))
-  zero,         // 0
+  weak,     // logsigmoid(N(0,1)) / 16, as GDN and GLA start
+  typical,  // logsigmoid(N(0,1))
+  zero,     // 0
+  minus_3,
   minus_5,      // the lower bound of KDA, saturated
   minus_30,     // U(-32, -28)
   mixed,        // -30 or -0.01, even odds

@@ -1,6 +1,7 @@
 #include "tests/cases/compare.hpp"
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 namespace rankone::test {
@@ -71,6 +72,13 @@ testing::AssertionResult within_plain(const std::string& name, const Tensor& res
     }
   }
   return testing::AssertionSuccess();
+}
+
+void print_repeat() {
+  const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+  if (test == nullptr || !test->result()->Failed()) return;
+  std::printf("repeat with: rankone_recurrence_test --gtest_filter='%s.%s'\n",
+              test->test_suite_name(), test->name());
 }
 
 testing::AssertionResult same_bits(const std::string& name, const Tensor& a, const Tensor& b) {

@@ -31,6 +31,9 @@ Tensor by_head(const Tensor& tensor);
 testing::AssertionResult within_plain(const std::string& name, const Tensor& result,
                                       const Tensor& plain, const Tensor& expected);
 
+// Prints, after a failure, the command that repeats the present test alone. For TearDown().
+void print_repeat();
+
 // Same bits, element for element.
 testing::AssertionResult same_bits(const std::string& name, const Tensor& a, const Tensor& b);
 

@@ -50,6 +50,8 @@ class Maker {
         return logsigmoid(random_.normal());
       case GateValues::zero:
         return 0;
+      case GateValues::minus_3:
+        return -3;
       case GateValues::minus_5:
         return -5;
       case GateValues::minus_30:

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "recurrence/backend.hpp"
 #include "tests/cases/compare.hpp"
 #include "tests/cases/plain.hpp"
@@ -14,6 +16,8 @@ using recurrence::TwoKeyOut;
 
 class Cases : public testing::TestWithParam<Case> {
  protected:
+  void TearDown() override { print_repeat(); }
+
   const Inputs inputs_ = make_inputs(GetParam());
   const Inputs wide_ = widened(inputs_);
   Context reference_{{.threads = 1, .backends = {"reference"}}};
@@ -22,8 +26,13 @@ class Cases : public testing::TestWithParam<Case> {
   void check(const std::string& name, const Tensor& result, const Tensor& plain,
              const Tensor& expected) const {
     if (!result.defined()) return;
-    if (GetParam().bound > 0) {
-      EXPECT_LE(relative_error(result, expected), GetParam().bound) << name;
+    // The worst row of a tensor of a handful of numbers, or of rows of one number, says nothing
+    // beside another worst: there only the whole tensor counts, with a few roundings for granted.
+    constexpr std::int64_t kFew = 64;
+    const bool few = result.count() < kFew || result.dim(-1) == 1;
+    if (GetParam().bound > 0 || few) {
+      const double lucky = few ? std::max(2 * relative_error(plain, expected), 3e-6) : 0.0;
+      EXPECT_LE(relative_error(result, expected), std::max(GetParam().bound, lucky)) << name;
     } else {
       EXPECT_TRUE(within_plain(name, result, plain, expected));
     }

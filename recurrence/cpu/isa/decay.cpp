@@ -7,6 +7,19 @@ namespace {
 
 constexpr int kMostVectors = 256 / kLanes;
 
+// A factor above 1 (g > 0 is legal) stays finite, so that it leaves a zero state zero. With room
+// for a key that multiplies it.
+constexpr float kMostDecay = 1e37F;
+
+inline Vec factor_of(Vec log_decay) {
+  const Vec factor = vexp(log_decay);
+  return select(factor > splat(kMostDecay), splat(kMostDecay), factor);
+}
+
+inline float narrow(double factor) {
+  return factor > kMostDecay ? kMostDecay : static_cast<float>(factor);
+}
+
 }  // namespace
 
 void scalar_decay(const ScalarDecay& d) {
@@ -18,12 +31,12 @@ void scalar_decay(const ScalarDecay& d) {
     for (int j = 0; j < i; ++j) running[j] *= factor;
     running[i] = 1.0;
     product *= factor;
-    d.prefix[i] = static_cast<float>(product);
+    d.prefix[i] = narrow(product);
     float* between = d.between + i * d.between_row;
-    for (int j = 0; j <= i; ++j) between[j] = static_cast<float>(running[j]);
+    for (int j = 0; j <= i; ++j) between[j] = narrow(running[j]);
     for (int j = i + 1; j < d.n; ++j) between[j] = 0.0F;
   }
-  for (int j = 0; j < d.n; ++j) d.suffix[j] = static_cast<float>(running[j]);
+  for (int j = 0; j < d.n; ++j) d.suffix[j] = narrow(running[j]);
 }
 
 void channel_decay(const ChannelDecay& d) {
@@ -31,13 +44,13 @@ void channel_decay(const ChannelDecay& d) {
     Vec before{};  // sum over the blocks before this one
     for (int first = 0; first < d.n; first += kBlock) {
       const int end = first + kBlock < d.n ? first + kBlock : d.n;
-      const Vec start = vexp(before);
+      const Vec start = factor_of(before);
       Vec sum{};
       for (int i = first; i < end; ++i) {
         const Vec g = load(d.g + i * d.g_row + c);
         sum += g;
-        const Vec prefix = vexp(sum);
-        store(d.step + i * d.row + c, vexp(g));
+        const Vec prefix = factor_of(sum);
+        store(d.step + i * d.row + c, factor_of(g));
         store(d.prefix + i * d.row + c, prefix);
         store(d.from_start + i * d.row + c, start * prefix);
       }
@@ -46,10 +59,10 @@ void channel_decay(const ChannelDecay& d) {
     Vec behind{};
     for (int first = (d.n - 1) / kBlock * kBlock; first >= 0; first -= kBlock) {
       const int end = first + kBlock < d.n ? first + kBlock : d.n;
-      const Vec rest = vexp(behind);
+      const Vec rest = factor_of(behind);
       Vec sum{};
       for (int i = end - 1; i >= first; --i) {
-        const Vec suffix = vexp(sum);
+        const Vec suffix = factor_of(sum);
         store(d.suffix + i * d.row + c, suffix);
         store(d.to_end + i * d.row + c, suffix * rest);
         sum += load(d.g + i * d.g_row + c);
