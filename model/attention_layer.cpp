@@ -7,8 +7,7 @@ namespace {
 
 class AttentionLayer final : public TimeMixing {
  public:
-  AttentionLayer(const Declare& declare, const AttentionConfig& config)
-      : config_(config), layer_(declare.layer()) {
+  AttentionLayer(const Declare& declare, const AttentionConfig& config) : config_(config) {
     const std::int64_t hidden = declare.config().hidden_size;
     const std::int64_t width = config.num_heads * config.head_dim;
     const std::int64_t kv_width = config.num_kv_heads * config.head_dim;
@@ -44,22 +43,14 @@ class AttentionLayer final : public TimeMixing {
                         output_, output_bias_);
   }
 
-  void add_state(std::vector<State::Entry>& entries, std::int64_t sequences,
-                 Dtype dtype) const override {
-    for (const char* name : {"cache_k", "cache_v"}) {
-      State::Entry entry;
-      entry.name = "layers." + std::to_string(layer_) + "." + name;
-      entry.value = Tensor::zeros({sequences, config_.num_kv_heads, 0, config_.head_dim}, dtype);
-      entry.grows = true;
-      entries.push_back(std::move(entry));
-    }
+  std::vector<StateShape> state_shapes() const override {
+    const Shape shape = {config_.num_kv_heads, 0, config_.head_dim};
+    return {{"cache_k", shape, true}, {"cache_v", shape, true}};
   }
-
-  std::size_t state_entries() const override { return 2; }
+  Tensor fresh_state(const StateShape&) const override { return {}; }
 
  private:
   AttentionConfig config_;
-  int layer_;
   const nn::Parameter* query_;
   const nn::Parameter* key_;
   const nn::Parameter* value_;

@@ -17,7 +17,7 @@ nn::Var Model::hidden(nn::Tape& tape, const Sequences& sequences, const Tensor& 
     };
     x = tape.checkpoint(x, run, recompute);
   }
-  if (state != nullptr) state->advance(sequences);
+  if (state != nullptr && !tape.context().planning()) state->advance(sequences);
   return nn::rms_norm(tape, x, tape.parameter(*model.final_norm), model.config.norm_eps);
 }
 

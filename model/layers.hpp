@@ -24,17 +24,25 @@ struct LayerCall {
   Tensor positions() const { return state != nullptr ? state->positions() : Tensor(); }
 };
 
+// One entry of a layer's state: [shape...] per sequence.
+struct StateShape {
+  std::string name;  // "S"; in the model's state "layers.3.S"
+  Shape shape;
+  bool grows = false;  // a KV cache, [heads, capacity, width]
+};
+
 // The time-mixing part of a block: a Mixer or an Attention.
 class TimeMixing {
  public:
   virtual ~TimeMixing() = default;
   // x [R, hidden], already normed -> [R, hidden].
   virtual nn::Var forward(nn::Tape& tape, const LayerCall& call, nn::Var x) const = 0;
-  // Appends the entries of N new states; always the same ones in the same order, state_entries() of
-  // them. The index of the first is noted by place_state().
-  virtual void add_state(std::vector<State::Entry>& entries, std::int64_t sequences,
-                         Dtype dtype) const = 0;
-  virtual std::size_t state_entries() const = 0;
+  // The entries of its state for one sequence, always the same ones in the same order.
+  virtual std::vector<StateShape> state_shapes() const = 0;
+  // The value of a new entry that does not start at zero; undefined: it does. Reads parameters, so
+  // outside of any step.
+  virtual Tensor fresh_state(const StateShape& entry) const = 0;
+  // Where its entries begin among those of the model.
   void place_state(std::size_t first) { first_entry_ = first; }
 
  protected:

@@ -20,8 +20,7 @@ Mixer::Mixer(const Declare& declare, const MixerConfig& config)
     : config_(config),
       sizes_(config),
       weights_(declare_mixer(declare, config)),
-      norm_eps_(declare.config().norm_eps),
-      layer_(declare.layer()) {
+      norm_eps_(declare.config().norm_eps) {
   place_slots();
 }
 

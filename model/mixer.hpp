@@ -83,13 +83,8 @@ class Mixer final : public TimeMixing {
   Mixer(const Declare& declare, const MixerConfig& config);
 
   nn::Var forward(nn::Tape& tape, const LayerCall& call, nn::Var x) const override;
-  void add_state(std::vector<State::Entry>& entries, std::int64_t sequences,
-                 Dtype dtype) const override;
-  std::size_t state_entries() const override {
-    std::size_t count = 0;
-    for (const int index : slots_) count += index >= 0 ? 1 : 0;
-    return count;
-  }
+  std::vector<StateShape> state_shapes() const override;
+  Tensor fresh_state(const StateShape& entry) const override;
 
  private:
   enum class Slot { conv_q, conv_k, conv_v, conv, memory, gram, preconditioner };
@@ -136,13 +131,11 @@ class Mixer final : public TimeMixing {
   nn::Var last_write(Flow& flow, nn::Var x, std::int64_t heads, std::int64_t width) const;
   Tensor state(const LayerCall& call, Slot slot) const;
   void place_slots();
-  Tensor fresh_gram(Dtype dtype) const;
 
   MixerConfig config_;
   MixerSizes sizes_;
   MixerWeights weights_;
   double norm_eps_;
-  int layer_;
   std::array<int, kSlots> slots_;  // index among the layer's state entries, -1: none
 };
 

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/status.hpp"
 #include "model/mixer.hpp"
 
 namespace rankone::model {
@@ -32,47 +31,42 @@ Tensor Mixer::state(const LayerCall& call, Slot slot) const {
   return index < 0 ? Tensor() : state_entry(call, static_cast<std::size_t>(index));
 }
 
-void Mixer::add_state(std::vector<State::Entry>& entries, std::int64_t sequences,
-                      Dtype dtype) const {
-  const auto add = [&](Slot slot, const char* name, std::initializer_list<std::int64_t> shape,
-                       const Tensor& fresh = {}) {
-    if (slots_[static_cast<std::size_t>(slot)] < 0) return;
-    std::vector<std::int64_t> whole{sequences};
-    whole.insert(whole.end(), shape);
-    State::Entry entry;
-    entry.name = "layers." + std::to_string(layer_) + "." + name;
-    entry.value = Tensor::zeros(Shape(whole), dtype);
-    entry.fresh = fresh;
-    entries.push_back(std::move(entry));
+// In the order of place_slots().
+std::vector<StateShape> Mixer::state_shapes() const {
+  std::vector<StateShape> shapes;
+  const auto add = [&](Slot slot, const char* name, const Shape& shape) {
+    if (slots_[static_cast<std::size_t>(slot)] >= 0) shapes.push_back({name, shape, false});
   };
-  const auto channels = [](const Convolution& convolution) {
-    return convolution ? convolution.weight->value.dim(0) : 0;
-  };
+  const std::int64_t query = sizes_.query_heads * sizes_.key_dim;
+  const std::int64_t key = sizes_.writes * sizes_.stored_key_heads * sizes_.key_dim;
+  const std::int64_t value = sizes_.writes * sizes_.stored_value_heads * sizes_.value_dim;
   const std::int64_t window = config_.conv_size - 1;
   const std::int64_t features = sizes_.features;
-  add(Slot::conv_q, "conv_q", {channels(weights_.query_conv), window});
-  add(Slot::conv_k, "conv_k", {channels(weights_.key_conv), window});
-  add(Slot::conv_v, "conv_v", {channels(weights_.value_conv), window});
-  add(Slot::conv, "conv", {channels(weights_.fused_conv), window});
+  if (window > 0) {
+    add(Slot::conv_q, "conv_q", {query, window});
+    add(Slot::conv_k, "conv_k", {key, window});
+    add(Slot::conv_v, "conv_v", {value, window});
+    add(Slot::conv, "conv", {value + 2 * key, window});
+  }
   add(Slot::memory, "S", {sizes_.value_heads, features, sizes_.value_dim});
   add(Slot::gram, "Hkk", {sizes_.value_heads, features, features});
-  if (config_.axes.preconditioner == PreconditionerChoice::gram) {
-    add(Slot::preconditioner, "A", {sizes_.key_heads, features, features}, fresh_gram(dtype));
-  } else {
-    add(Slot::preconditioner, "A", {sizes_.key_heads, features});
-  }
+  const bool gram = config_.axes.preconditioner == PreconditionerChoice::gram;
+  add(Slot::preconditioner, "A",
+      gram ? Shape{sizes_.key_heads, features, features} : Shape{sizes_.key_heads, features});
+  return shapes;
 }
 
-// The Gram matrix starts as the ridge, a value of the parameters, read here outside of any step.
-Tensor Mixer::fresh_gram(Dtype dtype) const {
+// The Gram matrix of the exact preconditioner starts as the ridge, a value of the parameters.
+Tensor Mixer::fresh_state(const StateShape& entry) const {
+  if (config_.axes.preconditioner != PreconditionerChoice::gram || entry.name != "A") return {};
   const std::int64_t features = sizes_.features;
-  const Tensor fresh = Tensor::zeros({sizes_.key_heads, features, features}, Dtype::f64);
+  const Tensor fresh = Tensor::zeros(entry.shape, Dtype::f64);
   const Tensor ridge = weights_.ridge->value.to(Dtype::f64);
   for (std::int64_t i = 0; i < sizes_.key_heads * features; ++i) {
     fresh.data<double>()[i * features + i % features] =
         std::log1p(std::exp(ridge.data<double>()[i])) + config_.ridge_min;
   }
-  return fresh.to(dtype);
+  return fresh;
 }
 
 }  // namespace rankone::model

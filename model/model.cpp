@@ -63,7 +63,7 @@ Model::Impl::Impl(ModelConfig config_) : config(std::move(config_)) {
     block.mixing =
         layer.mixer ? make_mixer(declare, *layer.mixer) : make_attention(declare, *layer.attention);
     block.mixing->place_state(first_entry);
-    first_entry += block.mixing->state_entries();
+    first_entry += block.mixing->state_shapes().size();
     if (layer.intermediate_size > 0) {
       block.mlp_norm = add_norm(parameters, declare.prefix() + layout.mlp_norm, config.hidden_size);
       block.mlp = std::make_unique<Mlp>(declare, layer.intermediate_size, layer.mlp_bias);
@@ -78,7 +78,19 @@ Model::Impl::Impl(ModelConfig config_) : config(std::move(config_)) {
 
 State Model::Impl::make_state(std::int64_t sequences) const {
   std::vector<State::Entry> entries;
-  for (const Block& block : blocks) block.mixing->add_state(entries, sequences, dtype);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (const StateShape& shape : blocks[i].mixing->state_shapes()) {
+      std::vector<std::int64_t> whole{sequences};
+      for (int axis = 0; axis < shape.shape.rank(); ++axis) whole.push_back(shape.shape[axis]);
+      State::Entry entry;
+      entry.name = "layers." + std::to_string(i) + "." + shape.name;
+      entry.value = Tensor::zeros(Shape(whole), dtype);
+      entry.grows = shape.grows;
+      const Tensor fresh = blocks[i].mixing->fresh_state(shape);
+      if (fresh.defined()) entry.fresh = fresh.to(dtype);
+      entries.push_back(std::move(entry));
+    }
+  }
   return State(sequences, std::move(entries));
 }
 
@@ -127,7 +139,33 @@ std::int64_t Model::non_embedding_parameter_count() const {
 
 void Model::enable_gradients() { impl_->parameters.enable_gradients(); }
 const nn::Parameter& Model::output_weight() const { return *impl_->head; }
-State Model::make_state(std::int64_t sequences) const { return impl_->make_state(sequences); }
+State Model::make_state(std::int64_t sequences) const {
+  require(sequences >= 0, "[model] a state of {} sequences (must not be negative)", sequences);
+  return impl_->make_state(sequences);
+}
+
+ModelSummary summarise(const ModelConfig& config) {
+  const Model::Impl model(config);
+  ModelSummary summary;
+  summary.parameters = model.parameters.count();
+  summary.embedding_parameters =
+      config.vocab_size * config.hidden_size * (config.tie_word_embeddings ? 1 : 2);
+  summary.state_bytes = static_cast<std::int64_t>(sizeof(std::int64_t));  // the position
+  for (const Block& block : model.blocks) {
+    LayerSummary layer;
+    for (const StateShape& shape : block.mixing->state_shapes()) {
+      // A cache has capacity 0 here: one token of it counts by the token.
+      Shape one = shape.shape;
+      if (shape.grows) one[1] = 1;
+      const std::int64_t bytes = one.count() * static_cast<std::int64_t>(size_of(Dtype::f32));
+      (shape.grows ? layer.cache_bytes_per_token : layer.state_bytes) += bytes;
+    }
+    summary.state_bytes += layer.state_bytes;
+    summary.cache_bytes_per_token += layer.cache_bytes_per_token;
+    summary.layers.push_back(layer);
+  }
+  return summary;
+}
 
 Tensor Model::logits(Context& context, const Tensor& hidden,
                      std::span<const std::int64_t> rows) const {

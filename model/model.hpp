@@ -52,12 +52,27 @@ class Model {
 
   State make_state(std::int64_t sequences) const;
 
- private:
   struct Impl;
+
+ private:
   explicit Model(std::unique_ptr<Impl> impl);
   void check_call(const nn::Tape& tape, const Sequences& sequences, const Tensor& ids,
                   const State* state) const;
   std::unique_ptr<Impl> impl_;
 };
+
+// What a model of a configuration takes, computed from shapes alone.
+struct LayerSummary {
+  std::int64_t state_bytes = 0;  // of one sequence, float32
+  std::int64_t cache_bytes_per_token = 0;
+};
+struct ModelSummary {
+  std::int64_t parameters = 0;
+  std::int64_t embedding_parameters = 0;  // embedding and head, once where they are tied
+  std::int64_t state_bytes = 0;           // of one sequence, without KV caches
+  std::int64_t cache_bytes_per_token = 0;
+  std::vector<LayerSummary> layers;
+};
+ModelSummary summarise(const ModelConfig& config);
 
 }  // namespace rankone::model
