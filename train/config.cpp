@@ -6,14 +6,13 @@
 #include <variant>
 
 #include "core/files.hpp"
-#include "core/json.hpp"
 #include "core/nearest.hpp"
 #include "core/status.hpp"
+#include "core/text.hpp"
+#include "model/config.hpp"
 
 namespace rankone::train {
 namespace {
-
-using json = nlohmann::json;
 
 constexpr std::size_t kLargestConfig = std::size_t{1} << 20;
 
@@ -44,7 +43,7 @@ const std::vector<Key>& keys() {
       {"clip", &TrainConfig::clip, 0, 1e9},
       {"seed", &TrainConfig::seed, 0, 0x1p63},
       {"valid_fraction", &TrainConfig::valid_fraction, 0, 0.9},
-      {"vocab_size", &TrainConfig::vocab_size, 262, 1 << 18},
+      {"vocab_size", &TrainConfig::vocab_size, 0, 1 << 18},
       {"log_every", &TrainConfig::log_every, 1, 1e6},
       {"eval_every", &TrainConfig::eval_every, 0, 1e9},
       {"eval_tokens", &TrainConfig::eval_tokens, 1, kMany},
@@ -54,7 +53,7 @@ const std::vector<Key>& keys() {
   return list;
 }
 
-void read_value(const json& value, const Key& key, TrainConfig& config) {
+void read_value(const Json& value, const Key& key, TrainConfig& config) {
   if (const auto* flag = std::get_if<bool TrainConfig::*>(&key.member)) {
     require(value.is_boolean(), "[config] train.{} is {} (must be true or false)", key.name,
             value.dump());
@@ -87,7 +86,7 @@ void check_together(const TrainConfig& config) {
 }
 
 // "train.lr=0.01" into root["train"]["lr"].
-void apply_setting(json& root, const std::string& setting) {
+void apply_setting(Json& root, const std::string& setting) {
   const std::size_t equals = setting.find('=');
   require(equals != std::string::npos && equals > 0,
           "[--set] got '{}' (must be train.KEY=VALUE, model.KEY=VALUE or mixer.KEY=VALUE)",
@@ -97,9 +96,9 @@ void apply_setting(json& root, const std::string& setting) {
   require(path.rfind("train.", 0) == 0 || path.rfind("model.", 0) == 0,
           "[--set] got '{}' (a key begins with train., model. or mixer.)", setting);
   const std::string text = setting.substr(equals + 1);
-  json value = json::parse(text, nullptr, false);
+  Json value = Json::parse(text, nullptr, false);
   if (value.is_discarded()) value = text;
-  json* at = &root;
+  Json* at = &root;
   std::size_t begin = 0;
   while (true) {
     const std::size_t dot = path.find('.', begin);
@@ -114,7 +113,7 @@ void apply_setting(json& root, const std::string& setting) {
   *at = std::move(value);
 }
 
-std::string difference(const json& before, const json& now, const std::string& path) {
+std::string difference(const Json& before, const Json& now, const std::string& path) {
   if (before == now) return "";
   if (before.is_object() && now.is_object()) {
     for (const auto& [key, value] : before.items()) {
@@ -135,7 +134,7 @@ std::string difference(const json& before, const json& now, const std::string& p
 
 }  // namespace
 
-TrainConfig parse_train_config(const json& value) {
+TrainConfig parse_train_config(const Json& value) {
   require(value.is_object(), "[config] train is {} (must be an object)", value.type_name());
   TrainConfig config;
   std::vector<std::string_view> names;
@@ -145,15 +144,15 @@ TrainConfig parse_train_config(const json& value) {
     const auto key = std::find_if(keys().begin(), keys().end(),
                                   [&](const Key& candidate) { return candidate.name == name; });
     require(key != keys().end(), "[config] unknown key train.{} (the nearest one is train.{})",
-            name, nearest(name, names));
+            printable(name), nearest(name, names));
     read_value(item.value(), *key, config);
   }
   check_together(config);
   return config;
 }
 
-json to_json(const TrainConfig& config) {
-  json result = json::object();
+Json to_json(const TrainConfig& config) {
+  Json result = Json::object();
   for (const Key& key : keys()) {
     std::visit([&](auto member) { result[std::string(key.name)] = config.*member; }, key.member);
   }
@@ -161,32 +160,37 @@ json to_json(const TrainConfig& config) {
 }
 
 RunConfig parse_run_config(std::string_view text, std::string_view where,
-                           std::span<const std::string> settings) {
-  json root = parse_json(text, where);
+                           const Overrides& overrides) {
+  Json root = parse_json(text, where);
   require(root.is_object(), "[config] {} holds {} (must be an object with model and train)", where,
           root.type_name());
-  for (const auto& [name, value] : root.items()) {
-    require(name == "model" || name == "train",
-            "[config] {}: unknown key {} (must be model or train)", where, name);
-    require(value.is_object(), "[config] {}: {} is {} (must be an object)", where, name,
-            value.type_name());
+  for (const auto& item : root.items()) {
+    require(item.key() == "model" || item.key() == "train",
+            "[config] {}: unknown key {} (must be model or train)", where, printable(item.key()));
+    require(item.value().is_object(), "[config] {}: {} is {} (must be an object)", where,
+            item.key(), item.value().type_name());
   }
   require(root.contains("model"), "[config] {} has no model", where);
-  for (const std::string& setting : settings) apply_setting(root, setting);
+  if (!overrides.mixer.empty()) {
+    // It writes every key; a vocabulary that was left open stays so, for the tokenizer to decide.
+    const bool open = !root["model"].contains("vocab_size");
+    root["model"] = model::apply_mixer(root["model"], overrides.mixer, where);
+    if (open) root["model"].erase("vocab_size");
+  }
+  for (const std::string& setting : overrides.settings) apply_setting(root, setting);
   RunConfig config;
-  config.train = parse_train_config(root.value("train", json::object()));
-  config.model = root["model"].dump();
+  config.train = parse_train_config(root.value("train", Json::object()));
+  config.model = std::move(root["model"]);
   return config;
 }
 
-RunConfig read_run_config(const std::filesystem::path& file,
-                          std::span<const std::string> settings) {
-  return parse_run_config(read_file(file, kLargestConfig), file.string(), settings);
+RunConfig read_run_config(const std::filesystem::path& file, const Overrides& overrides) {
+  return parse_run_config(read_file(file, kLargestConfig), file.string(), overrides);
 }
 
 std::string first_difference(std::string_view before, std::string_view now) {
-  const json old_value = json::parse(before, nullptr, false);
-  const json new_value = json::parse(now, nullptr, false);
+  const Json old_value = Json::parse(before, nullptr, false);
+  const Json new_value = Json::parse(now, nullptr, false);
   if (old_value.is_discarded() || new_value.is_discarded())
     return "the configuration is unreadable";
   return difference(old_value, new_value, "");

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/json.hpp"
 
 namespace rankone::train {
 
@@ -38,20 +38,25 @@ struct TrainConfig {
 
 // Reads and checks the value of "train". An unknown key fails with the name of the nearest one, a
 // value out of its range with the range (Status::invalid_argument).
-TrainConfig parse_train_config(const nlohmann::json& value);
-nlohmann::json to_json(const TrainConfig& config);
+TrainConfig parse_train_config(const Json& value);
+Json to_json(const TrainConfig& config);
 
 // A whole run: the model's keys, which the model layer judges, and the training ones.
 struct RunConfig {
-  std::string model;  // JSON text of a config.json
+  Json model;  // a config.json
   TrainConfig train;
 };
 
-// Reads `file` and applies the settings "train.KEY=VALUE", "model.KEY=VALUE" and "mixer.KEY=VALUE"
-// (short for model.mixer.KEY) in their order. VALUE is JSON, or else a string.
-RunConfig read_run_config(const std::filesystem::path& file, std::span<const std::string> settings);
+// Changes to a configuration, from the command line.
+struct Overrides {
+  std::string mixer;  // a preset's name, or empty: all mixers become it, their sizes stay
+  // "train.KEY=VALUE", "model.KEY=VALUE" or "mixer.KEY=VALUE" (short for model.mixer.KEY), applied
+  // in this order and after `mixer`. VALUE is JSON, or else a string.
+  std::vector<std::string> settings;
+};
+RunConfig read_run_config(const std::filesystem::path& file, const Overrides& overrides);
 RunConfig parse_run_config(std::string_view text, std::string_view where,
-                           std::span<const std::string> settings);
+                           const Overrides& overrides);
 
 // The first difference between two JSON texts as "train.lr was 0.001, now 0.002"; empty: none.
 std::string first_difference(std::string_view before, std::string_view now);

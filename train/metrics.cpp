@@ -138,22 +138,23 @@ std::size_t metrics_prefix(std::string_view text, std::int64_t last_step) {
   return good;
 }
 
-// ---- Progress ----------------------------------------------------------------------------------
+// ---- RunProgress
+// ----------------------------------------------------------------------------------
 
-Progress::Progress(std::int64_t first_step, std::int64_t steps, bool terminal)
+RunProgress::RunProgress(std::int64_t first_step, std::int64_t steps, bool terminal)
     : first_step_(first_step), steps_(steps), terminal_(terminal), start_(Clock::now()) {}
 
-Progress::~Progress() {
+RunProgress::~RunProgress() {
   if (drawn_) std::printf("\n");
   std::fflush(stdout);
 }
 
-void Progress::clear_line() {
+void RunProgress::clear_line() {
   if (drawn_) std::printf("\r\033[K");
   drawn_ = false;
 }
 
-void Progress::step(const StepRecord& record) {
+void RunProgress::step(const StepRecord& record) {
   const auto now = Clock::now();
   const bool last = record.step == steps_;
   const double since = std::chrono::duration<double>(now - shown_).count();
@@ -175,12 +176,12 @@ void Progress::step(const StepRecord& record) {
   std::fflush(stdout);
 }
 
-void Progress::evaluation(const EvalRecord& record) {
+void RunProgress::evaluation(const EvalRecord& record) {
   note(fmt::format("step {}/{}  validation loss {:.4f}  bits per byte {:.4f}", record.step, steps_,
                    record.loss, record.bits_per_byte));
 }
 
-void Progress::note(std::string_view text) {
+void RunProgress::note(std::string_view text) {
   clear_line();
   std::printf("%.*s\n", static_cast<int>(text.size()), text.data());
   std::fflush(stdout);

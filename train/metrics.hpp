@@ -67,12 +67,12 @@ std::size_t metrics_prefix(std::string_view text, std::int64_t last_step);
 
 // On a terminal one line that is drawn again, elsewhere plain lines, at most one in ten seconds
 // apart from validations, notes and the last step.
-class Progress {
+class RunProgress {
  public:
-  Progress(std::int64_t first_step, std::int64_t steps, bool terminal);
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  RunProgress(std::int64_t first_step, std::int64_t steps, bool terminal);
+  ~RunProgress();
+  RunProgress(const RunProgress&) = delete;
+  RunProgress& operator=(const RunProgress&) = delete;
   void step(const StepRecord& record);
   void evaluation(const EvalRecord& record);
   void note(std::string_view text);

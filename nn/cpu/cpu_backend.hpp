@@ -7,7 +7,7 @@
 
 namespace rankone::nn {
 
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
  public:
   std::string_view name() const override;
   bool accepts(Dtype dtype, Device device) const override;
