@@ -52,7 +52,7 @@ constexpr CrcTables kCrc = make_crc_tables();
 }  // namespace
 
 void Sha256::block(const std::byte* data) {
-  std::array<std::uint32_t, 64> w;
+  std::array<std::uint32_t, 64> w{};
   for (std::size_t t = 0; t < 16; ++t) w[t] = load_big_endian(data + 4 * t);
   for (std::size_t t = 16; t < 64; ++t) {
     const std::uint32_t a = w[t - 15];

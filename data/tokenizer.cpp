@@ -15,7 +15,7 @@
 
 // Exported by the library, declared only in a header that is not installed.
 namespace sentencepiece::logging {
-void SetMinLogLevel(int level);
+void SetMinLogLevel(int level);  // NOLINT(readability-identifier-naming)
 }
 
 namespace rankone::data {

@@ -105,7 +105,8 @@ TEST(SentencePieceCheck, TruncationIsRefusedButBetweenParts) {
   for (std::size_t size = 0; size < model.size(); ++size) {
     if (refusal(model.substr(0, size)) == Status::ok) ++accepted;
   }
-  // After each piece beyond the special ones, and after the trainer's part, a prefix is a model of its own.
+  // After each piece beyond the special ones, and after the trainer's part, a prefix is a model of
+  // its own.
   EXPECT_EQ(accepted, 6);
 }
 
