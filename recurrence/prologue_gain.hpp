@@ -39,6 +39,31 @@ struct GainGradArrays {
   Real* partials = nullptr;  // scratch [row_blocks], for theta
 };
 
+// The gates of the vector gain: gate_forward<Real> and gate_backward<Real>, or vector versions.
+template <class Real>
+struct GateLoops {
+  void (*forward)(Real* to, const Real* from, const Real* x, std::int64_t count);
+  void (*backward)(Real* d_from, Real* d_x, const Real* from, const Real* x, const Real* d,
+                   std::int64_t count);
+};
+
+// to[i] = from[i] sigmoid(x[i])
+template <class Real>
+void gate_forward(Real* to, const Real* from, const Real* x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = from[i] * sigmoid(x[i]);
+}
+
+// Outputs and d may be null.
+template <class Real>
+void gate_backward(Real* d_from, Real* d_x, const Real* from, const Real* x, const Real* d,
+                   std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Real d_gated = d != nullptr ? d[i] * sigmoid(x[i]) : 0;
+    if (d_from != nullptr) d_from[i] = d_gated;
+    if (d_x != nullptr) d_x[i] = d_gated * from[i] * sigmoid(-x[i]);
+  }
+}
+
 // A dot product in eight strands: a fixed order that compilers can vectorise.
 template <class Real>
 Real strand_dot(const Real* a, const Real* b, std::int64_t n) {
@@ -56,12 +81,13 @@ template <class Real>
 class GainRows {
  public:
   GainRows(const Gain& in, const Sequences& sequences, const GainShape& shape,
-           const GainArrays<Real>& arrays)
+           const GainArrays<Real>& arrays, const GateLoops<Real>& gates)
       : in_(in),
         sequences_(sequences),
         shape_(shape),
         arrays_(arrays),
-        scalar_logits_(arrays.x != nullptr && in.kind != GainKind::vector) {}
+        scalar_logits_(arrays.x != nullptr && in.kind != GainKind::vector),
+        gates_(gates) {}
 
   void forward(ThreadPool& threads, const GainResults<Real>& out) const {
     each_block(threads, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
@@ -209,28 +235,27 @@ class GainRows {
 
   // The vector gain: every element times the sigmoid of its own logit.
   void gate(std::int64_t begin, std::int64_t end, const GainResults<Real>& out) const {
-    const auto gated = [](Real* to, const Real* from, const Real* x, std::int64_t first,
-                          std::int64_t last) {
-      for (std::int64_t i = first; i < last; ++i) to[i] = from[i] * sigmoid(x[i]);
-    };
-    if (out.e != nullptr) gated(out.e, arrays_.e, arrays_.x, key_at(begin, 0), key_at(end, 0));
-    if (out.v != nullptr)
-      gated(out.v, arrays_.v, arrays_.x_v, value_at(begin, 0), value_at(end, 0));
+    const std::int64_t key = key_at(begin, 0), value = value_at(begin, 0);
+    if (out.e != nullptr) {
+      gates_.forward(out.e + key, arrays_.e + key, arrays_.x + key, key_at(end, 0) - key);
+    }
+    if (out.v != nullptr) {
+      gates_.forward(out.v + value, arrays_.v + value, arrays_.x_v + value,
+                     value_at(end, 0) - value);
+    }
   }
   void gate_vjp(std::int64_t begin, std::int64_t end, const GainCotangentArrays<Real>& cot,
                 const GainGradArrays<Real>& grads) const {
-    const auto gated = [](Real* d_from, Real* d_x, const Real* from, const Real* x, const Real* d,
-                          std::int64_t first, std::int64_t last) {
-      for (std::int64_t i = first; i < last; ++i) {
-        const Real s = sigmoid(x[i]), d_out = d != nullptr ? d[i] : 0;
-        if (d_from != nullptr) d_from[i] = d_out * s;
-        if (d_x != nullptr) d_x[i] = d_out * from[i] * s * sigmoid(-x[i]);
-      }
+    const auto from = [](auto* array, std::int64_t at) {
+      return array != nullptr ? array + at : nullptr;
     };
+    const std::int64_t key = key_at(begin, 0), value = value_at(begin, 0);
     if (arrays_.e != nullptr) {
-      gated(grads.e, grads.x, arrays_.e, arrays_.x, cot.e, key_at(begin, 0), key_at(end, 0));
+      gates_.backward(from(grads.e, key), from(grads.x, key), arrays_.e + key, arrays_.x + key,
+                      from(cot.e, key), key_at(end, 0) - key);
     }
-    gated(grads.v, grads.x_v, arrays_.v, arrays_.x_v, cot.v, value_at(begin, 0), value_at(end, 0));
+    gates_.backward(from(grads.v, value), from(grads.x_v, value), arrays_.v + value,
+                    arrays_.x_v + value, from(cot.v, value), value_at(end, 0) - value);
   }
 
   const Gain& in_;
@@ -238,6 +263,7 @@ class GainRows {
   const GainShape& shape_;
   const GainArrays<Real>& arrays_;
   const bool scalar_logits_;  // x is [R, HV]
+  const GateLoops<Real> gates_;
 };
 
 }  // namespace rankone::recurrence

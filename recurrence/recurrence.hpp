@@ -29,6 +29,7 @@
 #include "core/context.hpp"
 #include "core/sequences.hpp"
 #include "core/tensor.hpp"
+#include "recurrence/choices.hpp"
 
 namespace rankone::recurrence {
 
@@ -75,8 +76,6 @@ void two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inp
 //
 // gram (reference backend only): G_t = exp(g_t) G_{t-1} + b_t k^ k^^T with G_0 = diag(ridge), and
 // out = G_t^{-1} target; the state is [N, H, K, K].
-enum class PreconditionerKind { atk, atq, gram };
-
 struct Precondition {
   PreconditionerKind kind = PreconditionerKind::atk;
   Tensor k;        // [R, H, K]
@@ -118,8 +117,6 @@ void precondition_vjp(Context& context, const Sequences& sequences, const Precon
 //   lower_bound: g = bound * sigmoid(exp(a_log_h) (x + dt_bias)); no a_log: exp(a_log) = 1   (KDA)
 //   logsigmoid:  g = max(logsigmoid(x) / normalizer, clamp)               (GLA, MesaNet)
 //   fixed:       g = log(1 - 2^(-5 - h)); x is not used                    (RetNet)
-enum class DecayForm { softplus, lower_bound, logsigmoid, fixed };
-
 struct Decay {
   DecayForm form = DecayForm::softplus;
   bool channel = false;  // one decay per key channel: the shapes with K
@@ -173,20 +170,6 @@ void decay_vjp(Context& context, const Decay& inputs, const DecayCotangents& cot
 // The key-norm gains (kaczmarz .. learned_scalar) are returned in the bounded form of
 // docs/notation.md: with n^2 = N + eps, e / n, w / n, v / n and b n^2, which is the same recurrence
 // exactly. With eps > 0 a zero key is safe, in values and in gradients.
-enum class GainKind {
-  one,
-  sigmoid,
-  sigmoid2,
-  dt,
-  kaczmarz,
-  nlms,
-  longhorn,
-  efla,
-  learned_scalar,
-  vector
-};
-enum class TimeFactor { none, inv_t, inv_sqrt_t, inv_log_t };
-
 bool is_key_norm(GainKind kind);
 
 struct Gain {
@@ -229,8 +212,8 @@ void gain_vjp(Context& context, const Sequences& sequences, const Gain& inputs,
 // The reference solves exactly (Cholesky); cpu and cuda run conjugate gradients for at most
 // max_iterations, stopping a row early once |r| <= tolerance |q| (tolerance 0: never early).
 // The published MesaNet adds 1e-5 to both denominators of an iteration, which ends its progress at
-// |r|^2 of about that: such a model is defined by its iterations. With damping > 0 every backend runs
-// them so, also in the vjp, whose second solve then takes the place of the exact adjoint.
+// |r|^2 of about that: such a model is defined by its iterations. With damping > 0 every backend
+// runs them so, also in the vjp, whose second solve then takes the place of the exact adjoint.
 // Source: MesaNet (arXiv 2506.05233), notes in docs/notation.md.
 struct Mesa {
   Tensor q, k;         // [R, H, K]

@@ -1,16 +1,19 @@
 #pragma once
 
 // The decay axis for one element: the log decay g <= 0 from a logit x, with derivatives. To add a
-// decay: a value of DecayForm (recurrence.hpp), a struct here, a line in with_decay().
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
+// decay: a value of DecayForm (choices.hpp), a struct here, a line in with_decay(). The reference
+// computes it with Real = double, the cpu backend with vectors of floats.
 
 #include "recurrence/axes/scalar.hpp"
-#include "recurrence/recurrence.hpp"
+#include "recurrence/choices.hpp"
 
 namespace rankone::recurrence {
+
+// The numbers of a Decay.
+struct DecayConstants {
+  DecayForm form;
+  double bound, normalizer, clamp, dt_min, dt_max;
+};
 
 template <class Real>
 struct DecayValue {
@@ -30,16 +33,16 @@ template <class Real>
 struct SoftplusDecay {
   Real dt_min, dt_max;
 
-  explicit SoftplusDecay(const Decay& in)
+  explicit SoftplusDecay(const DecayConstants& in)
       : dt_min(static_cast<Real>(in.dt_min)), dt_max(static_cast<Real>(in.dt_max)) {}
-  DecayValue<Real> value(Real x, Real A, std::int64_t) const {
-    const Real dt = std::clamp(softplus(x), dt_min, dt_max);
+  DecayValue<Real> value(Real x, Real A) const {
+    const Real dt = min_of(max_of(softplus(x), dt_min), dt_max);
     return {-A * dt, dt};
   }
   DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real d_dt) const {
     const Real free = softplus(x);
-    const Real dt = std::clamp(free, dt_min, dt_max);
-    const Real d_free = free == dt ? d_dt - A * d_g : 0;
+    const Real dt = min_of(max_of(free, dt_min), dt_max);
+    const Real d_free = select(free == dt, d_dt - A * d_g, Real(0));
     return {d_free * sigmoid(x), -A * dt * d_g};
   }
 };
@@ -49,8 +52,8 @@ template <class Real>
 struct LowerBoundDecay {
   Real bound;
 
-  explicit LowerBoundDecay(const Decay& in) : bound(static_cast<Real>(in.bound)) {}
-  DecayValue<Real> value(Real x, Real A, std::int64_t) const { return {bound * sigmoid(A * x), 0}; }
+  explicit LowerBoundDecay(const DecayConstants& in) : bound(static_cast<Real>(in.bound)) {}
+  DecayValue<Real> value(Real x, Real A) const { return {bound * sigmoid(A * x), Real(0)}; }
   DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real) const {
     const Real d_product = d_g * bound * sigmoid(A * x) * sigmoid(-A * x);
     return {d_product * A, d_product * A * x};
@@ -62,30 +65,29 @@ template <class Real>
 struct LogSigmoidDecay {
   Real normalizer, clamp;
 
-  explicit LogSigmoidDecay(const Decay& in)
+  explicit LogSigmoidDecay(const DecayConstants& in)
       : normalizer(static_cast<Real>(in.normalizer)), clamp(static_cast<Real>(in.clamp)) {}
-  DecayValue<Real> value(Real x, Real, std::int64_t) const {
-    return {std::max(-softplus(-x) / normalizer, clamp), 0};
+  DecayValue<Real> value(Real x, Real) const {
+    return {max_of(-softplus(-x) / normalizer, clamp), Real(0)};
   }
   DecayDerivative<Real> vjp(Real x, Real, Real d_g, Real) const {
-    const bool free = -softplus(-x) / normalizer > clamp;
-    return {free ? d_g * sigmoid(-x) / normalizer : 0, 0};
+    const Real free = -softplus(-x) / normalizer;
+    return {select(free > clamp, d_g * sigmoid(-x) / normalizer, Real(0)), Real(0)};
   }
 };
 
-// g = log(1 - 2^(-5 - head))                       Source: RetNet (arXiv 2307.08621).
+// g = log(1 - 2^(-5 - head)), no logits, so A is 2^(-5 - head) here.
+// Source: RetNet (arXiv 2307.08621).
 template <class Real>
 struct FixedDecay {
-  explicit FixedDecay(const Decay&) {}
-  DecayValue<Real> value(Real, Real, std::int64_t head) const {
-    return {static_cast<Real>(std::log1p(-std::exp2(-5.0 - static_cast<double>(head)))), 0};
-  }
-  DecayDerivative<Real> vjp(Real, Real, Real, Real) const { return {0, 0}; }
+  explicit FixedDecay(const DecayConstants&) {}
+  DecayValue<Real> value(Real, Real A) const { return {log1p_of(-A), Real(0)}; }
+  DecayDerivative<Real> vjp(Real, Real, Real, Real) const { return {Real(0), Real(0)}; }
 };
 
 // Calls visit(policy) with the policy of in.form.
 template <class Real, class Visit>
-void with_decay(const Decay& in, Visit&& visit) {
+void with_decay(const DecayConstants& in, Visit&& visit) {
   switch (in.form) {
     case DecayForm::softplus:
       return visit(SoftplusDecay<Real>(in));

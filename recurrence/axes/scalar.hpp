@@ -1,23 +1,28 @@
 #pragma once
 
-// Scalar functions of the axes, accurate over the whole range of Real.
+// Functions of the axes, accurate over the whole range of Real: float, double, or the vectors of
+// the cpu kernels, which bring their own exp_of, log1p_of, abs_of, max_of, min_of and select. So
+// they are written without branches on values.
+
+#ifndef RANKONE_ISA
 
 #include <cmath>
 
 namespace rankone::recurrence {
 
-template <class Real>
-Real sigmoid(Real x) {
-  if (x >= 0) return 1 / (1 + std::exp(-x));
-  const Real e = std::exp(x);
-  return e / (1 + e);
-}
-
-// log(1 + e^x); its derivative is sigmoid(x).
-template <class Real>
-Real softplus(Real x) {
-  return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
-}
+inline float exp_of(float x) { return std::exp(x); }
+inline double exp_of(double x) { return std::exp(x); }
+inline float log1p_of(float x) { return std::log1p(x); }
+inline double log1p_of(double x) { return std::log1p(x); }
+inline float abs_of(float x) { return std::abs(x); }
+inline double abs_of(double x) { return std::abs(x); }
+// NaN in `a` stays NaN.
+inline float max_of(float a, float b) { return a < b ? b : a; }
+inline double max_of(double a, double b) { return a < b ? b : a; }
+inline float min_of(float a, float b) { return b < a ? b : a; }
+inline double min_of(double a, double b) { return b < a ? b : a; }
+inline float select(bool condition, float yes, float no) { return condition ? yes : no; }
+inline double select(bool condition, double yes, double no) { return condition ? yes : no; }
 
 // (1 - e^-y) / y, 1 at y = 0, and its derivative.
 template <class Real>
@@ -35,6 +40,25 @@ Real exponential_mean_derivative(Real y) {
     term *= -y / static_cast<Real>(n + 2);
   }
   return sum;
+}
+
+}  // namespace rankone::recurrence
+
+#endif
+
+namespace rankone::recurrence {
+
+template <class Real>
+Real sigmoid(Real x) {
+  const Real e = exp_of(-abs_of(x));
+  const Real upper = 1 / (1 + e);
+  return select(x >= 0, upper, e * upper);
+}
+
+// log(1 + e^x); its derivative is sigmoid(x).
+template <class Real>
+Real softplus(Real x) {
+  return max_of(x, Real(0)) + log1p_of(exp_of(-abs_of(x)));
 }
 
 }  // namespace rankone::recurrence

@@ -1,11 +1,29 @@
 // The decay and gain functions in float32: the equations of axes/, the loops of prologue_*.hpp,
 // which cut the rows into fixed blocks over the threads.
 
+#include "core/isa.hpp"
 #include "recurrence/cpu/cpu_backend.hpp"
+#include "recurrence/cpu/prologue_kernels.hpp"
 #include "recurrence/prologue_gain.hpp"
 
 namespace rankone::recurrence {
 namespace {
+
+const cpu::PrologueKernels& kernels() {
+#if defined(__x86_64__)
+  switch (best_isa()) {
+    case Isa::avx512:
+      return cpu::avx512::kPrologueKernels;
+    case Isa::avx2:
+      return cpu::avx2::kPrologueKernels;
+    case Isa::baseline:
+      break;
+  }
+#endif
+  return cpu::baseline::kPrologueKernels;
+}
+
+GateLoops<float> gates() { return {kernels().gate, kernels().gate_back}; }
 
 float* data_of(const Tensor& tensor) { return tensor.defined() ? tensor.data<float>() : nullptr; }
 
@@ -34,7 +52,7 @@ void CpuBackend::decay(Context& context, const Decay& inputs, const DecayOut& ou
   const DecayArrays<float> arrays{data_of(inputs.x), data_of(inputs.a_log),
                                   data_of(inputs.dt_bias)};
   const DecayResults<float> results{data_of(out.g), data_of(out.dt)};
-  decay_forward(context.threads(), inputs, shape, arrays, results, rates);
+  decay_forward(context.threads(), inputs, shape, arrays, results, rates, kernels().decay);
 }
 
 void CpuBackend::decay_vjp(Context& context, const Decay& inputs, const DecayCotangents& cotangents,
@@ -48,7 +66,7 @@ void CpuBackend::decay_vjp(Context& context, const Decay& inputs, const DecayCot
   const DecayArrays<float> arrays{data_of(inputs.x), data_of(inputs.a_log),
                                   data_of(inputs.dt_bias)};
   const DecayCotangentArrays<float> cot{data_of(cotangents.g), data_of(cotangents.dt)};
-  decay_backward(context.threads(), inputs, shape, arrays, cot, out);
+  decay_backward(context.threads(), inputs, shape, arrays, cot, out, kernels().decay_back);
 }
 
 void CpuBackend::gain(Context& context, const Sequences& sequences, const Gain& inputs,
@@ -57,7 +75,7 @@ void CpuBackend::gain(Context& context, const Sequences& sequences, const Gain& 
   const GainShape shape = shape_of(sequences, inputs, out.b);
   const GainArrays<float> arrays = arrays_of(inputs);
   const GainResults<float> results{data_of(out.b), data_of(out.e), data_of(out.w), data_of(out.v)};
-  GainRows<float>(inputs, sequences, shape, arrays).forward(context.threads(), results);
+  GainRows<float>(inputs, sequences, shape, arrays, gates()).forward(context.threads(), results);
 }
 
 void CpuBackend::gain_vjp(Context& context, const Sequences& sequences, const Gain& inputs,
@@ -72,7 +90,7 @@ void CpuBackend::gain_vjp(Context& context, const Sequences& sequences, const Ga
   const GainGradArrays<float> out{data_of(grads.x), data_of(grads.x_v), data_of(grads.theta),
                                   data_of(grads.e), data_of(grads.w),   data_of(grads.v),
                                   partials};
-  GainRows<float>(inputs, sequences, shape, arrays).backward(context.threads(), cot, out);
+  GainRows<float>(inputs, sequences, shape, arrays, gates()).backward(context.threads(), cot, out);
 }
 
 }  // namespace rankone::recurrence

@@ -30,6 +30,8 @@ GainArrays<double> arrays_of(Wide& wide, const Gain& in) {
           in.positions.defined() ? in.positions.data<std::int64_t>() : nullptr};
 }
 
+constexpr GateLoops<double> kGates = {gate_forward<double>, gate_backward<double>};
+
 }  // namespace
 
 void ReferenceBackend::decay(Context& context, const Decay& inputs, const DecayOut& out) const {
@@ -40,7 +42,7 @@ void ReferenceBackend::decay(Context& context, const Decay& inputs, const DecayO
   const DecayResults<double> results{written(wide, out.g), written(wide, out.dt)};
   double* rates = wide.scratch(shape.value_heads);
   if (context.planning()) return;
-  decay_forward(context.threads(), inputs, shape, arrays, results, rates);
+  decay_forward(context.threads(), inputs, shape, arrays, results, rates, decay_block<double>);
   wide.finish();
 }
 
@@ -57,7 +59,7 @@ void ReferenceBackend::decay_vjp(Context& context, const Decay& inputs,
                                     wide.scratch(shape.value_heads),
                                     wide.scratch(decay_partials(shape))};
   if (context.planning()) return;
-  decay_backward(context.threads(), inputs, shape, arrays, cot, out);
+  decay_backward(context.threads(), inputs, shape, arrays, cot, out, decay_block_back<double>);
   wide.finish();
 }
 
@@ -69,7 +71,7 @@ void ReferenceBackend::gain(Context& context, const Sequences& sequences, const 
   const GainResults<double> results{written(wide, out.b), written(wide, out.e),
                                     written(wide, out.w), written(wide, out.v)};
   if (context.planning()) return;
-  GainRows<double>(inputs, sequences, shape, arrays).forward(context.threads(), results);
+  GainRows<double>(inputs, sequences, shape, arrays, kGates).forward(context.threads(), results);
   wide.finish();
 }
 
@@ -87,7 +89,7 @@ void ReferenceBackend::gain_vjp(Context& context, const Sequences& sequences, co
       optional_out(wide, grads.w),         optional_out(wide, grads.v),
       wide.scratch(row_blocks(shape.rows))};
   if (context.planning()) return;
-  GainRows<double>(inputs, sequences, shape, arrays).backward(context.threads(), cot, out);
+  GainRows<double>(inputs, sequences, shape, arrays, kGates).backward(context.threads(), cot, out);
   wide.finish();
 }
 
