@@ -149,7 +149,7 @@ void add(CLI::App& app) {
   verb->callback([options] { run(*options); });
 }
 
-const RegisterVerb kConvert(90, add);
+const RegisterVerb registered(90, add);
 
 }  // namespace
 }  // namespace rankone::apps

@@ -115,7 +115,7 @@ void add(CLI::App& app) {
            decode);
 }
 
-const RegisterVerb kTokenizer(100, add);
+const RegisterVerb registered(100, add);
 
 }  // namespace
 }  // namespace rankone::apps
