@@ -1,5 +1,6 @@
 #include "model/config.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -274,11 +275,14 @@ void fill_layers(ConfigReader& reader, ModelConfig& config, const MixerConfig& m
   config.layers.assign(static_cast<std::size_t>(read_layer_count(reader, default_layers)), layer);
   const Json* attn = reader.find("attn");
   if (attn == nullptr) return;
-  if (!attn->is_array()) {
+  if (attn->is_array()) {
+    for (const Json& entry : *attn) read_hybrid(entry, config, reader.where());
+  } else {
     read_hybrid(*attn, config, reader.where());
-    return;
   }
-  for (const Json& entry : *attn) read_hybrid(entry, config, reader.where());
+  reader.check(std::any_of(config.layers.begin(), config.layers.end(),
+                           [](const LayerConfig& entry) { return entry.mixer.has_value(); }),
+               "attn", "leaves no layer to the mixer (use model_type llama)");
 }
 
 void write_layers(const ModelConfig& config, Json& root) {
