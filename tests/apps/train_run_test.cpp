@@ -17,20 +17,20 @@
 
 #include "core/random.hpp"
 #include "support/paths.hpp"
+#include "tests/train/files.hpp"
 #include "train/generated_text.hpp"
-#include "train/temporary.hpp"
 
 namespace rankone {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Scratch;
 using test::slurp;
-using test::TemporaryFolder;
 
 // A running `rankone`, its output in files.
 class Program {
  public:
-  Program(const TemporaryFolder& folder, const std::vector<std::string>& arguments,
+  Program(const Scratch& folder, const std::vector<std::string>& arguments,
           rlim_t largest_file = RLIM_INFINITY)
       : out_(folder / "stdout.txt"), err_(folder / "stderr.txt") {
     child_ = ::fork();
@@ -99,7 +99,7 @@ struct Workplace {
     list.insert(list.end(), more.begin(), more.end());
     return list;
   }
-  TemporaryFolder folder;
+  Scratch folder;
 };
 
 std::int64_t steps_logged(const fs::path& out) {

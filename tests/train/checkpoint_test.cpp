@@ -7,7 +7,7 @@
 
 #include "core/files.hpp"
 #include "core/status.hpp"
-#include "train/temporary.hpp"
+#include "tests/train/files.hpp"
 
 namespace rankone::train {
 namespace {
@@ -110,7 +110,7 @@ TEST(Checkpoint, HostileContentWithARightChecksumIsRefused) {
 }
 
 TEST(Checkpoint, TheLastTwoAreKept) {
-  const test::TemporaryFolder folder;
+  const test::Scratch folder;
   for (const std::int64_t step : {2, 9, 10, 100})
     write_checkpoint(folder.path(), checkpoint_of(step));
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"step-10.ckpt", "step-100.ckpt"}));
@@ -118,7 +118,7 @@ TEST(Checkpoint, TheLastTwoAreKept) {
 }
 
 TEST(Checkpoint, TheNewestGoodOneIsFound) {
-  const test::TemporaryFolder folder;
+  const test::Scratch folder;
   std::vector<std::string> warnings;
   const auto warn = [&](const std::string& message) { warnings.push_back(message); };
   EXPECT_FALSE(newest_checkpoint(folder / "none", warn).has_value());
@@ -156,7 +156,7 @@ TEST(Checkpoint, AFailureOfAnyCallLeavesTheOneBefore) {
   for (const int fault : {ENOSPC, EIO, EACCES}) {
     bool reached_the_end = false;
     for (std::int64_t failing = 0; !reached_the_end; ++failing) {
-      const test::TemporaryFolder folder;
+      const test::Scratch folder;
       write_checkpoint(folder.path(), checkpoint_of(5));
       const std::string before = test::slurp(folder / "step-5.ckpt");
       std::string operation;

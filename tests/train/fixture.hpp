@@ -9,13 +9,13 @@
 #include "data/tokens.hpp"
 #include "model/config.hpp"
 #include "model/model.hpp"
+#include "tests/train/files.hpp"
 #include "train/config.hpp"
 #include "train/generated_text.hpp"
-#include "train/temporary.hpp"
 
 namespace rankone::train::test {
 
-using rankone::test::TemporaryFolder;
+using rankone::test::Scratch;
 
 inline constexpr std::int64_t kVocabulary = 300;
 
@@ -33,7 +33,7 @@ inline model::ModelConfig model_config(const std::string& type) {
 }
 
 struct Corpus {
-  explicit Corpus(const TemporaryFolder& folder, std::size_t bytes = 30000)
+  explicit Corpus(const Scratch& folder, std::size_t bytes = 30000)
       : documents{{"a", rankone::test::generated_text(1, bytes)},
                   {"b", rankone::test::generated_text(2, bytes / 3)}},
         tokenizer(data::Tokenizer::train(texts(), kVocabulary)),
@@ -44,7 +44,7 @@ struct Corpus {
     for (const data::Document& document : documents) views.emplace_back(document.text);
     return views;
   }
-  data::TokenFile make(const TemporaryFolder& folder) const {
+  data::TokenFile make(const Scratch& folder) const {
     data::TokenFile::build(folder / "corpus.tokens", documents, tokenizer);
     return data::TokenFile::open(folder / "corpus.tokens");
   }

@@ -15,9 +15,9 @@ namespace {
 
 using rankone::test::slurp;
 using rankone::test::spill;
-using test::TemporaryFolder;
+using test::Scratch;
 
-RunOptions options_of(const TemporaryFolder& folder, const std::string& out) {
+RunOptions options_of(const Scratch& folder, const std::string& out) {
   RunOptions options;
   options.config.model = test::model_json("kla");
   options.config.train = test::train_config();
@@ -33,7 +33,7 @@ RunOptions options_of(const TemporaryFolder& folder, const std::string& out) {
   return options;
 }
 
-void write_corpus(const TemporaryFolder& folder) {
+void write_corpus(const Scratch& folder) {
   std::filesystem::create_directories(folder / "text");
   spill(folder / "text/a.txt", rankone::test::generated_text(1, 20000));
   spill(folder / "text/b.txt", rankone::test::generated_text(2, 5000));
@@ -67,7 +67,7 @@ std::vector<Json> lines_of(const std::filesystem::path& out) {
 }
 
 TEST(Loop, LeavesAModelDirectoryAndItsLogs) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   const RunOptions options = options_of(folder, "run");
   ASSERT_EQ(run_status(options), Status::ok);
@@ -88,7 +88,7 @@ TEST(Loop, LeavesAModelDirectoryAndItsLogs) {
 }
 
 TEST(Loop, AFolderWithARunNeedsResume) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   RunOptions options = options_of(folder, "run");
   options.resume = true;
@@ -107,7 +107,7 @@ TEST(Loop, AFolderWithARunNeedsResume) {
 }
 
 TEST(Loop, AChangedConfigurationTextOrTokenizerIsRefusedByName) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   const RunOptions first = options_of(folder, "run");
   ASSERT_EQ(run_status(first), Status::ok);
@@ -137,7 +137,7 @@ TEST(Loop, AChangedConfigurationTextOrTokenizerIsRefusedByName) {
 }
 
 TEST(Loop, DamagedCheckpointsFallBackAndThenFail) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   RunOptions options = options_of(folder, "run");
   ASSERT_EQ(run_status(options), Status::ok);
@@ -158,7 +158,7 @@ TEST(Loop, DamagedCheckpointsFallBackAndThenFail) {
 }
 
 TEST(Loop, AnEmptyValidationAndShortTextsAreNoObstacle) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   RunOptions options = options_of(folder, "run");
   options.valid.reset();  // no document is long enough to hold some out
@@ -167,7 +167,7 @@ TEST(Loop, AnEmptyValidationAndShortTextsAreNoObstacle) {
 }
 
 TEST(Loop, AVocabularyThatIsTooSmallIsRefused) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   RunOptions options = options_of(folder, "run");
   options.config.model["vocab_size"] = 290;
@@ -176,10 +176,37 @@ TEST(Loop, AVocabularyThatIsTooSmallIsRefused) {
   EXPECT_NE(message.find("model.vocab_size"), std::string::npos) << message;
 }
 
+TEST(Loop, ValuesThatAreNotFiniteStopTheRunAtTheirStep) {
+  const Scratch folder;
+  write_corpus(folder);
+  RunOptions options = options_of(folder, "run");
+  options.config.train.lr = 10;  // with the decay below, weights grow a hundredfold each step
+  options.config.train.weight_decay = 10;
+  options.config.train.warmup = 0;
+  options.config.train.steps = 60;
+  options.config.train.log_every = 4;
+  std::string message;
+  EXPECT_EQ(run_status(options, &message), Status::failed);
+  EXPECT_EQ(message.rfind("[train] step ", 0), 0U) << message;
+  EXPECT_NE(message.find("is not finite"), std::string::npos) << message;
+  const int step = std::stoi(message.substr(13));
+  EXPECT_GT(step, 1);
+  EXPECT_LT(step, 60);
+  for (const Json& line : lines_of(options.out)) {
+    EXPECT_LT(line["step"].get<int>(), step);
+    if (line.contains("loss")) {
+      EXPECT_TRUE(line["loss"].is_number()) << line;
+    }
+  }
+  for (const std::int64_t saved : checkpoint_steps(options.out / "checkpoints")) {
+    EXPECT_LT(saved, step);
+  }
+}
+
 // Any write, fsync or rename of a whole run may fail: the run says so (status failed), and goes on
 // from its last checkpoint to the same bits.
 TEST(Loop, SurvivesTheFailureOfEveryCall) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   write_corpus(folder);
   const RunOptions whole = options_of(folder, "whole");
   std::int64_t calls = 0;

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <map>
 
+#include "tests/train/files.hpp"
 #include "train/metrics.hpp"
-#include "train/temporary.hpp"
 
 namespace rankone::train {
 namespace {
@@ -138,7 +138,7 @@ TEST(TensorBoard, CutsBehindAStepAndAtDamage) {
 }
 
 TEST(Metrics, LinesAndEventsSayTheSameAndAreCutBackTogether) {
-  const test::TemporaryFolder folder;
+  const test::Scratch folder;
   const auto step = [](std::int64_t n) {
     return StepRecord{n, n * 100, 5.0 / static_cast<double>(n), 1e-3, 0.5, 1234.56};
   };
@@ -170,7 +170,7 @@ TEST(Metrics, LinesAndEventsSayTheSameAndAreCutBackTogether) {
 }
 
 TEST(Metrics, ASecondProcessIsKeptOut) {
-  const test::TemporaryFolder folder;
+  const test::Scratch folder;
   const Metrics metrics(folder.path(), 0);
   EXPECT_ANY_THROW(Metrics(folder.path(), 0));
 }

@@ -18,7 +18,7 @@ namespace {
 
 using test::Corpus;
 using test::model_config;
-using test::TemporaryFolder;
+using test::Scratch;
 using test::train_config;
 
 std::string bytes_of(const Optimizer& optimizer) {
@@ -71,7 +71,7 @@ double unigram_entropy(const data::TokenFile& file) {
 }
 
 TEST(Trainer, LearnsWhatCountingPiecesCanNot) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   for (const char* type : {"kla", "gated_deltanet"}) {
     TrainConfig config = train_config();
@@ -126,7 +126,7 @@ double largest_relative_error(const Tensor& tensor, const Tensor& expected) {
 }
 
 TEST(Trainer, MicroBatchesAddUpToTheBatch) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   TrainConfig config = train_config();
   Session whole(corpus, config);
@@ -147,7 +147,7 @@ TEST(Trainer, MicroBatchesAddUpToTheBatch) {
 }
 
 TEST(Trainer, RecomputationChangesNoBitAndSavesMemory) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   TrainConfig config = train_config();
   Session kept(corpus, config);
@@ -160,7 +160,7 @@ TEST(Trainer, RecomputationChangesNoBitAndSavesMemory) {
 }
 
 TEST(Trainer, TheThreadCountChangesNoBit) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   std::string first;
   for (const int threads : {1, 2, 3}) {
@@ -173,7 +173,7 @@ TEST(Trainer, TheThreadCountChangesNoBit) {
 }
 
 TEST(Trainer, ReadingSeldomChangesNoBit) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   TrainConfig config = train_config();
   Session often(corpus, config);
@@ -187,7 +187,7 @@ TEST(Trainer, ReadingSeldomChangesNoBit) {
 }
 
 TEST(Trainer, NothingIsAllocatedInsideAStep) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   Session session(corpus, train_config());
   session.run(2);
@@ -198,7 +198,7 @@ TEST(Trainer, NothingIsAllocatedInsideAStep) {
 }
 
 TEST(Trainer, MemoryIsLinearInTheLength) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   std::vector<double> bytes;
   for (const std::int64_t length : {512, 1024, 2048}) {
@@ -233,7 +233,7 @@ class BrokenBackend final : public nn::CpuBackend {
 };
 
 TEST(Trainer, ANonFiniteGradientStopsItsStepAndIsNamed) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   TrainConfig config = train_config();
   config.log_every = 4;
@@ -271,7 +271,7 @@ TEST(Trainer, ANonFiniteGradientStopsItsStepAndIsNamed) {
 }
 
 TEST(Trainer, ANonFiniteParameterIsNamed) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   Session session(corpus, train_config());
   const nn::Parameter& victim = *session.trainer.optimizer().parameters()[3];
@@ -286,7 +286,7 @@ TEST(Trainer, ANonFiniteParameterIsNamed) {
 // ---- State of the optimiser --------------------------------------------------------------------
 
 TEST(Optimizer, RestoresItsStateAndRefusesAnother) {
-  const TemporaryFolder folder;
+  const Scratch folder;
   const Corpus corpus(folder);
   Session session(corpus, train_config());
   session.run(2);
