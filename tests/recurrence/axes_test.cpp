@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 
 #include "core/random.hpp"
 #include "recurrence/axes/decay.hpp"
 #include "recurrence/axes/gain.hpp"
 #include "recurrence/axes/preconditioner.hpp"
+#include "recurrence/presets.hpp"
 
 namespace rankone::recurrence {
 namespace {
@@ -53,7 +55,7 @@ TEST(Scalars, ExponentialMean) {
 }
 
 template <class Policy>
-void check_gain(const char* name) {
+void check_gain(const std::string& name) {
   Random random(1);
   for (int i = 0; i < 2000; ++i) {
     // Squared norms over eight decades and zero.
@@ -89,13 +91,10 @@ void check_gain(const char* name) {
 }
 
 TEST(Gains, AreAccurateAndDifferentiatedRight) {
-  check_gain<KaczmarzGain>("kaczmarz");
-  check_gain<NlmsGain>("nlms");
-  check_gain<LonghornGain>("longhorn");
-  check_gain<EflaGain>("efla");
-  check_gain<LearnedScalarGain>("learned_scalar");
-  check_gain<SigmoidGain<1>>("sigmoid");
-  check_gain<SigmoidGain<2>>("sigmoid2");
+  for (const std::string_view name : choice_names<GainKind>()) {
+    with_gain(parse_choice<GainKind>(name, "gain"),
+              [&](auto policy) { check_gain<decltype(policy)>(std::string(name)); });
+  }
 }
 
 // The step of a bounded gain never exceeds the projection: b e.w <= 1 in units of the scaled keys.

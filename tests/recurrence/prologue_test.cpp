@@ -1,6 +1,7 @@
 // decay() and gain(): values against the formulas of the papers, vjps against finite differences,
 // the float32 backend against the reference.
 
+#include "recurrence/presets.hpp"
 #include "recurrence/recurrence.hpp"
 #include "support/finite_difference.hpp"
 
@@ -139,10 +140,14 @@ TEST(DecayFunction, VjpAgreesWithFiniteDifferences) {
 
 // ---- gain --------------------------------------------------------------------------------------
 
-constexpr GainKind kGains[] = {GainKind::one,      GainKind::sigmoid,  GainKind::sigmoid2,
-                               GainKind::dt,       GainKind::kaczmarz, GainKind::nlms,
-                               GainKind::longhorn, GainKind::efla,     GainKind::learned_scalar,
-                               GainKind::vector};
+std::vector<GainKind> all_gains() {
+  std::vector<GainKind> kinds;
+  for (std::size_t i = 0; i < choice_names<GainKind>().size(); ++i) {
+    kinds.push_back(static_cast<GainKind>(i));
+  }
+  return kinds;
+}
+const std::vector<GainKind> kGains = all_gains();
 
 struct GainProblem {
   Sequences sequences;
