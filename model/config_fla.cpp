@@ -9,10 +9,8 @@
 namespace rankone::model {
 
 using recurrence::DecayForm;
-using recurrence::DecayKind;
 using recurrence::GainKind;
 using recurrence::PreconditionerChoice;
-using recurrence::Solve;
 
 namespace {
 

@@ -204,10 +204,10 @@ void ReferenceBackend::attention(Context& context, const Sequences& sequences,
 }
 
 void ReferenceBackend::attention_vjp(Context& context, const Sequences& sequences,
-                                     const Attention& args, const Tensor& /*o*/, const Tensor& do__,
+                                     const Attention& args, const Tensor& /*o*/, const Tensor& d_o,
                                      const AttentionGrads& grads) const {
   const ArenaScope scope(context.arena());
-  const Wide q(context, args.q), k(context, args.k), v(context, args.v), do_(context, do__);
+  const Wide q(context, args.q), k(context, args.k), v(context, args.v), do_(context, d_o);
   const Wide dq(context, grads.q, Wide::Use::write), dk(context, grads.k, Wide::Use::write);
   const Wide dv(context, grads.v, Wide::Use::write);
   if (context.planning()) return;

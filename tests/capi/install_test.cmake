@@ -15,7 +15,7 @@ run(${CMAKE_COMMAND} --install ${BUILD} --component capi --prefix ${WORK}/first)
 file(RENAME ${WORK}/first ${WORK}/prefix)
 
 run(${CMAKE_COMMAND} -S ${SOURCE}/examples -B ${WORK}/cmake -DCMAKE_PREFIX_PATH=${WORK}/prefix
-  -DCMAKE_C_COMPILER=${CC})
+  -DCMAKE_C_COMPILER=${CC} -G ${GENERATOR} -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM})
 run(${CMAKE_COMMAND} --build ${WORK}/cmake)
 run(${WORK}/cmake/kla_step)
 message("${output}")

@@ -85,8 +85,9 @@ TEST_F(Refused, TensorsThatCanNotBeMeant) {
       {"o is an output whose elements share memory", [](TwoKeyCall& c) { c.out.o.strides[1] = 0; }},
       {"q is i64", [](TwoKeyCall& c) { c.in.q.dtype = RANKONE_I64; }},
   };
-  const WorkspaceMemory workspace(std::size_t{1} << 20);
-  const rankone_call call{nullptr, workspace.data(), std::size_t{1} << 20, nullptr};
+  const std::size_t bytes = needed(TwoKeyCall()) + 4096;  // room for a copy of any one input
+  const WorkspaceMemory workspace(bytes);
+  const rankone_call call{nullptr, workspace.data(), bytes, nullptr};
   for (const Row& row : table) {
     TwoKeyCall data;
     row.spoil(data);
