@@ -126,13 +126,19 @@ TEST(TrainRun, KilledAndResumedGivesTheSameBytes) {
   for (int round = 0; round < 3; ++round) {
     const std::string name = "killed" + std::to_string(round);
     const fs::path out = place.folder / name;
-    const auto target = static_cast<std::int64_t>(6 + random.below(30));
-    Program program(place.folder, place.arguments(name));
-    while (program.running() && steps_logged(out) < target) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    // A busy machine may let the run finish before the kill: then once more.
+    for (bool killed = false; !killed;) {
+      fs::remove_all(out);
+      const auto target = static_cast<std::int64_t>(6 + random.below(30));
+      Program program(place.folder, place.arguments(name));
+      while (program.running() && steps_logged(out) < target) {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+      program.kill();
+      const int status = program.wait();
+      ASSERT_TRUE(status == -1 || status == 0) << program.err();
+      killed = status == -1;
     }
-    program.kill();
-    ASSERT_EQ(program.wait(), -1) << "it finished before the kill: " << program.err();
     const std::int64_t killed_at = steps_logged(out);
     Program resumed(place.folder, place.arguments(name, {"--resume"}));
     ASSERT_EQ(resumed.wait(), 0) << resumed.err();
