@@ -33,6 +33,13 @@ const nn::Parameter* add_table(ParameterSet& set, std::string name, std::string 
   return set.add(std::move(spec));
 }
 
+// Refuses what only the reference backend, a float64 model, can run.
+void check_axes_for(const ModelConfig& config, Dtype dtype) {
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.mixer) recurrence::check_axes(layer.mixer->axes, dtype == Dtype::f64);
+  }
+}
+
 // Tensors that files of this kind may hold beside the parameters.
 std::vector<std::string> ignored_tensors(const ModelConfig& config) {
   std::vector<std::string> names;
@@ -102,6 +109,7 @@ Model::~Model() = default;
 Model Model::create(const ModelConfig& config, Dtype dtype, std::uint64_t seed) {
   require(dtype == Dtype::f32 || dtype == Dtype::f64,
           "[model] a new model can not be {} (must be f32 or f64)", name(dtype));
+  check_axes_for(config, dtype);
   auto impl = std::make_unique<Impl>(config);
   impl->dtype = dtype;
   impl->parameters.initialize(dtype, seed);
@@ -114,6 +122,7 @@ Model Model::load(const fs::path& directory, Dtype dtype) {
   const fs::path file = directory / "config.json";
   auto impl = std::make_unique<Impl>(parse_config(read_file(file, kLargestConfig), file.string()));
   impl->dtype = dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+  check_axes_for(impl->config, impl->dtype);
   impl->parameters.load(read_safetensors_model(directory), dtype, where,
                         ignored_tensors(impl->config));
   return Model(std::move(impl));

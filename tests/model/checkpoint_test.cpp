@@ -176,6 +176,16 @@ TEST(Checkpoint, GlaMayCallItsNormByEitherName) {
   EXPECT_NO_THROW(Model::load(scratch.path(), Dtype::f32));
 }
 
+// The exact preconditioner is an oracle: float64, on the reference backend.
+TEST(Checkpoint, GramIsRefusedOutsideFloat64) {
+  MixerConfig mixer = tiny_mixer("pgdn");
+  mixer.axes.preconditioner = recurrence::PreconditionerChoice::gram;
+  model::normalise(mixer);
+  const ModelConfig config = tiny_config(mixer);
+  EXPECT_NO_THROW(Model::create(config, Dtype::f64, 1));
+  EXPECT_THROW(Model::create(config, Dtype::f32, 1), Error);
+}
+
 TEST(Checkpoint, DirectoriesThatAreNoModelsAreRefused) {
   Scratch scratch;
   EXPECT_THROW(Model::load(scratch / "absent", Dtype::f32), Error);
