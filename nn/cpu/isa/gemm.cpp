@@ -24,7 +24,9 @@ constexpr int kColumns = 2 * kLanes;
 constexpr int kStreamRows = 4;
 
 using Half = std::uint16_t;
-using HalfVec = Half __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+// A typedef, as LooseVec of core/simd.hpp.
+// NOLINTNEXTLINE(modernize-use-using)
+typedef Half HalfVec __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 using UintVec = std::uint32_t __attribute__((vector_size(kLanes * 4)));
 
 struct F32 {

@@ -12,7 +12,9 @@ using namespace rankone::RANKONE_ISA;
 constexpr int kWide = kLanes / 2;
 constexpr int kChains = 4;
 using WideVec = double __attribute__((vector_size(kWide * 8)));
-using Narrow = float __attribute__((vector_size(kWide * 4), aligned(4), may_alias));
+// A typedef, as LooseVec of core/simd.hpp.
+// NOLINTNEXTLINE(modernize-use-using)
+typedef float Narrow __attribute__((vector_size(kWide * 4), aligned(4), may_alias));
 
 template <bool Square>
 double total(const float* x, std::int64_t count) {
