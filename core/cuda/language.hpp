@@ -1,0 +1,69 @@
+#pragma once
+
+// The language of the kernels: CUDA C++, used through a small common part, so that the same source
+// also runs on a CPU (RANKONE_CUDA_EMULATION: core/cuda_emulation), where tests without a GPU and
+// sanitizers reach it. A kernel
+//
+//   - is a __global__ function template or function, started with launch() from a .cu file;
+//   - takes its shared memory from shared_memory();
+//   - uses the built-in variables and functions below and the instructions of instructions.hpp.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dtype.hpp"
+
+#if defined(RANKONE_CUDA_EMULATION)
+
+#include "core/cuda_emulation/language.hpp"
+
+#else
+
+#include <cuda_runtime.h>
+
+#include "core/cuda/check.hpp"
+
+namespace rankone::cuda {
+
+// Dynamic shared memory of the block, 128-byte aligned.
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(128) unsigned char rankone_shared[];
+  return rankone_shared;
+}
+
+// The calling threads of a barrier: `count` of the block, a multiple of 32; id 1..15.
+__device__ __forceinline__ void barrier_sync(int id, int count) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(int id, int count) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ float bits_to_float(std::uint32_t bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ std::uint32_t float_to_bits(float value) {
+  return __float_as_uint(value);
+}
+
+// Starts `kernel` on `blocks` blocks of `threads` threads with `shared_bytes` of dynamic shared
+// memory. Fails with the CUDA error's own words. Nothing is started for blocks = 0.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads,
+            std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  if (shared_bytes > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "cudaFuncSetAttribute");
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
+}
+
+}  // namespace rankone::cuda
+
+#endif

@@ -1,0 +1,58 @@
+#include "core/cuda_emulation/asynchronous.hpp"
+
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "core/cuda/language.hpp"
+
+namespace rankone::cuda::emulation {
+namespace {
+
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes, valid;
+};
+
+struct Thread {
+  std::vector<Copy> open;
+  std::deque<std::vector<Copy>> groups;
+};
+
+std::vector<Thread> threads_;
+
+Thread& mine() { return threads_[static_cast<std::size_t>(running_thread())]; }
+
+}  // namespace
+
+void start_copies(int threads) { threads_.assign(static_cast<std::size_t>(threads), Thread{}); }
+
+void finish_copies(int thread) {
+  const Thread& state = threads_[static_cast<std::size_t>(thread)];
+  bool pending = !state.open.empty();
+  for (const auto& group : state.groups) pending = pending || !group.empty();
+  if (pending) broken("a thread ended with copies it never waited for");
+}
+
+void copy_later(void* shared, const void* global, std::size_t bytes, std::size_t valid) {
+  mine().open.push_back({shared, global, bytes, valid});
+}
+
+void commit_copies() {
+  mine().groups.push_back(std::move(mine().open));
+  mine().open.clear();
+}
+
+void await_copies(int groups_left) {
+  auto& groups = mine().groups;
+  while (static_cast<int>(groups.size()) > groups_left) {
+    for (const Copy& copy : groups.front()) {
+      std::memcpy(copy.to, copy.from, copy.valid);
+      std::memset(static_cast<unsigned char*>(copy.to) + copy.valid, 0, copy.bytes - copy.valid);
+    }
+    groups.pop_front();
+  }
+}
+
+}  // namespace rankone::cuda::emulation

@@ -1,0 +1,254 @@
+#pragma once
+
+// The functions of core/cuda/instructions.hpp on a CPU. Products are summed in float32 in the order
+// of the contraction.
+
+#include <type_traits>
+
+#include "core/cuda_emulation/asynchronous.hpp"
+#include "core/cuda_emulation/language.hpp"
+#include "core/dtype.hpp"
+
+namespace rankone::cuda {
+
+inline float widen(float value) { return value; }
+inline float widen(bf16 value) { return to_float(value); }
+inline float widen(f16 value) { return to_float(value); }
+
+template <class Format>
+Format narrow(float value) {
+  if constexpr (std::is_same_v<Format, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<Format, bf16>) {
+    return to_bf16(value);
+  } else {
+    return to_f16(value);
+  }
+}
+template <class Format>
+std::uint32_t pack(float low, float high) {
+  return narrow<Format>(low).bits | static_cast<std::uint32_t>(narrow<Format>(high).bits) << 16;
+}
+template <class Format>
+float2 unpack(std::uint32_t pair) {
+  return {to_float(Format{static_cast<std::uint16_t>(pair)}),
+          to_float(Format{static_cast<std::uint16_t>(pair >> 16)})};
+}
+inline std::uint32_t to_tf32(float value) {
+  // To nearest, ties away from zero, 13 bits dropped.
+  return (std::bit_cast<std::uint32_t>(value) + 0x1000U) & 0xffffe000U;
+}
+inline float exp2_fast(float x) { return x < -126.0F ? 0.0F : std::exp2(x); }
+
+// ---- Shared memory -----------------------------------------------------------------------------
+
+inline std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(static_cast<const unsigned char*>(pointer) -
+                                    emulation::shared_base());
+}
+
+namespace emulation {
+
+inline int lane() { return static_cast<int>(thread_index.x % 32); }
+
+template <int Count>
+void load_matrices(std::uint32_t (&r)[Count], const void* row, bool transposed) {
+  if (shared_address(row) % 16 != 0) broken("a matrix row is not aligned to 16 bytes");
+  const unsigned char* slots = exchange(0xffffffffU, &row, sizeof row);
+  const int g = lane() / 4, t = lane() % 4;
+  for (int matrix = 0; matrix < Count; ++matrix) {
+    const auto element = [&](int line, int column) {
+      const auto* start = lane_value<const unsigned char*>(slots, matrix * 8 + line);
+      std::uint16_t value;
+      std::memcpy(&value, start + 2 * column, 2);
+      return static_cast<std::uint32_t>(value);
+    };
+    r[matrix] = transposed ? element(2 * t, g) | element(2 * t + 1, g) << 16
+                           : element(g, 2 * t) | element(g, 2 * t + 1) << 16;
+  }
+}
+
+struct Fragments {
+  std::uint32_t a[4], b[2];
+};
+
+}  // namespace emulation
+
+inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
+  emulation::load_matrices(r, row, false);
+}
+inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* row) {
+  emulation::load_matrices(r, row, true);
+}
+inline void load_matrix_x2(std::uint32_t (&r)[2], const void* row) {
+  emulation::load_matrices(r, row, false);
+}
+inline void load_matrix_x2_transposed(std::uint32_t (&r)[2], const void* row) {
+  emulation::load_matrices(r, row, true);
+}
+
+// ---- Products of one warp ----------------------------------------------------------------------
+
+template <class Format>
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  using namespace emulation;
+  const Fragments mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const unsigned char* slots = exchange(0xffffffffU, &mine, sizeof mine);
+  const int g = lane() / 4, t = lane() % 4;
+  for (int half = 0; half < 2; ++half) {  // of the contraction
+    for (int pair = 0; pair < 4; ++pair) {
+      const auto left = lane_value<Fragments>(slots, g * 4 + pair);
+      const float2 upper = unpack<Format>(left.a[2 * half]);
+      const float2 lower = unpack<Format>(left.a[2 * half + 1]);
+      for (int j = 0; j < 2; ++j) {
+        const float2 right =
+            unpack<Format>(lane_value<Fragments>(slots, (2 * t + j) * 4 + pair).b[half]);
+        d[j] += upper.x * right.x;
+        d[j] += upper.y * right.y;
+        d[2 + j] += lower.x * right.x;
+        d[2 + j] += lower.y * right.y;
+      }
+    }
+  }
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                             std::uint32_t b1) {
+  using namespace emulation;
+  const Fragments mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const unsigned char* slots = exchange(0xffffffffU, &mine, sizeof mine);
+  const int g = lane() / 4, t = lane() % 4;
+  const auto value = [](std::uint32_t bits) { return bits_to_float(bits & 0xffffe000U); };
+  for (int k = 0; k < 8; ++k) {
+    const auto left = lane_value<Fragments>(slots, g * 4 + k % 4);
+    for (int j = 0; j < 2; ++j) {
+      const float right = value(lane_value<Fragments>(slots, (2 * t + j) * 4 + k % 4).b[k / 4]);
+      d[j] += value(left.a[k / 4 * 2]) * right;
+      d[2 + j] += value(left.a[k / 4 * 2 + 1]) * right;
+    }
+  }
+}
+
+// ---- Asynchronous copies -----------------------------------------------------------------------
+
+inline void copy_16(void* shared, const void* global, bool valid = true) {
+  if (shared_address(shared) % 16 != 0) emulation::broken("a copy is not aligned to 16 bytes");
+  if (valid && reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
+    emulation::broken("the source of a copy is not aligned to 16 bytes");
+  }
+  emulation::copy_later(shared, global, 16, valid ? 16 : 0);
+}
+inline void copy_4(void* shared, const void* global, bool valid = true) {
+  emulation::copy_later(shared, global, 4, valid ? 4 : 0);
+}
+inline void copy_commit() { emulation::commit_copies(); }
+template <int Left>
+void copy_wait() {
+  emulation::await_copies(Left);
+}
+
+// ---- Hopper ------------------------------------------------------------------------------------
+
+namespace emulation {
+
+// What a 64-bit barrier holds here.
+struct Mbarrier {
+  std::uint16_t arrivals, left;
+  std::int32_t bytes_and_phase;  // bytes still to come * 2 + parity of the running phase
+};
+static_assert(sizeof(Mbarrier) == sizeof(std::uint64_t));
+
+inline void end_phase_if_complete(Mbarrier& barrier) {
+  progress();
+  if (barrier.left != 0 || barrier.bytes_and_phase / 2 != 0) return;
+  barrier.left = barrier.arrivals;
+  barrier.bytes_and_phase ^= 1;
+}
+inline Mbarrier& mbarrier_at(std::uint64_t* barrier) {
+  return *reinterpret_cast<Mbarrier*>(barrier);
+}
+
+}  // namespace emulation
+
+inline void mbarrier_init(std::uint64_t* barrier, int arrivals) {
+  const auto count = static_cast<std::uint16_t>(arrivals);
+  emulation::mbarrier_at(barrier) = {count, count, 0};
+}
+inline void mbarrier_fence() {}
+inline void mbarrier_arrive(std::uint64_t* barrier) {
+  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
+  --state.left;
+  emulation::end_phase_if_complete(state);
+}
+inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
+  state.bytes_and_phase += static_cast<std::int32_t>(2 * bytes);
+  --state.left;
+  emulation::end_phase_if_complete(state);
+}
+inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  while ((static_cast<std::uint32_t>(emulation::mbarrier_at(barrier).bytes_and_phase) & 1U) ==
+         (parity & 1U)) {
+    emulation::yield();
+  }
+}
+inline void copy_bulk(void* shared, const void* global, std::uint32_t bytes,
+                      std::uint64_t* barrier) {
+  if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||
+      reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
+    emulation::broken("a bulk copy is not aligned to 16 bytes");
+  }
+  std::memcpy(shared, global, bytes);
+  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
+  state.bytes_and_phase -= static_cast<std::int32_t>(2 * bytes);
+  emulation::end_phase_if_complete(state);
+}
+inline void fence_async() {}
+
+inline std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
+                                       std::uint32_t stride) {
+  return (static_cast<std::uint64_t>(shared_address(start) & 0x3ffffU) >> 4) |
+         (static_cast<std::uint64_t>(leading >> 4) << 16) |
+         (static_cast<std::uint64_t>(stride >> 4) << 32);
+}
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int Left>
+void wgmma_wait() {}
+template <int Count>
+void wgmma_hold(float (&)[Count]) {}
+
+template <class Format, bool Transposed, int Half>
+void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, bool clear) {
+  using namespace emulation;
+  const Fragments mine{{a[0], a[1], a[2], a[3]}, {0, 0}};
+  const unsigned char* slots = exchange(0xffffffffU, &mine, sizeof mine);
+  const int g = lane() / 4, t = lane() % 4;
+  const auto start = static_cast<std::size_t>(b & 0x3fffU) << 4;
+  const auto leading = static_cast<std::size_t>(b >> 16 & 0x3fffU) << 4;
+  const auto stride = static_cast<std::size_t>(b >> 32 & 0x3fffU) << 4;
+  const auto element = [&](int k, int n) {
+    const auto core = start + static_cast<std::size_t>(k / 8) * leading +
+                      static_cast<std::size_t>(n / 8) * stride;
+    const int row = Transposed ? k % 8 : n % 8, column = Transposed ? n % 8 : k % 8;
+    Format value;
+    std::memcpy(&value, shared_base() + core + static_cast<std::size_t>(16 * row + 2 * column), 2);
+    return widen(value);
+  };
+  if (clear) std::memset(d, 0, sizeof d);
+  for (int tile = 0; tile < Half / 4; ++tile) {
+    for (int k = 0; k < 16; ++k) {
+      const auto left = lane_value<Fragments>(slots, g * 4 + k % 8 / 2);
+      const float2 upper = unpack<Format>(left.a[k / 8 * 2]);
+      const float2 lower = unpack<Format>(left.a[k / 8 * 2 + 1]);
+      for (int j = 0; j < 2; ++j) {
+        const float right = element(k, tile * 8 + 2 * t + j);
+        d[tile * 4 + j] += (k % 2 == 0 ? upper.x : upper.y) * right;
+        d[tile * 4 + 2 + j] += (k % 2 == 0 ? lower.x : lower.y) * right;
+      }
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace rankone::cuda
