@@ -1,0 +1,95 @@
+#pragma once
+
+// What the chunk kernels hand to each other through the workspace. Algebra and names:
+// docs/kernels.md. A chunk has 64 rows; C = number of chunks; all tiles are as tile.hpp describes,
+// unpadded, 16-bit elements of the call's format, columns beyond d_k and rows beyond the chunk's
+// count zero.
+//
+// With G_i the sum of the log decays of rows 0 .. i of the chunk (per channel or scalar), b the
+// gain, and i, j rows of the chunk:
+//
+//     a_ij = sum_d e_id w_jd exp(G_id - G_jd)   j < i          T = (I + diag(b) a)^-1
+//     P_ij = scale sum_d q_id w_jd exp(G_id - G_jd)   j <= i
+//     E~ = E exp(G), Q~ = Q exp(G), W^ = W exp(G_last - G)
+//     R = diag(b) (V - E~ S_0);  U = T R;  O = scale Q~ S_0 + P U;  S_C = diag(exp(G_last)) S_0 +
+//     W^^T U
+//
+// Additive calls have U = diag(b) V: no T, no E.
+
+#include "recurrence/cuda/call.hpp"
+
+namespace rankone::recurrence::cuda {
+
+inline constexpr int kChunkRows = 64;
+inline constexpr int kSquareBytes = 64 * 64 * 2;  // T or P
+inline constexpr int kValueTile = 64;             // value columns of one block of the scans
+
+// Columns of a key tile: d_k rounded up to what the kernels are compiled for.
+constexpr int key_columns(int d_k) { return d_k <= 64 ? 64 : d_k <= 128 ? 128 : 256; }
+constexpr int value_tiles(int d_v) { return (d_v + kValueTile - 1) / kValueTile; }
+
+// One record per (chunk, value head), number chunk * HV + head, one behind the other:
+//
+//   T        [64, 64] tile (delta calls; absent otherwise)
+//   P        [64, 64] tile
+//   in       [64] float: exp(G_i); 1 without decay and for channel decay. Rows beyond the count
+//            repeat the last one.
+//   out      [64] float: exp(G_last - G_i); likewise
+//   gain     [64] float: b_i; 0 beyond the count
+//   keep     [key_columns] float: exp(G_last) of every channel (scalar: all the same); 0 beyond d_k
+//   channel decay only: Q~, E~ (delta calls), W^: [64, key_columns] tiles, without `scale`
+struct RecordLayout {
+  std::int64_t square_t, square_p, in, out, gain, keep, query, erase, write, bytes;
+
+  RecordLayout() = default;
+  constexpr RecordLayout(int d_k, GateKind gate, bool delta)
+      : square_t(0),
+        square_p(0),
+        in(0),
+        out(0),
+        gain(0),
+        keep(0),
+        query(0),
+        erase(0),
+        write(0),
+        bytes(0) {
+    const int columns = key_columns(d_k);
+    const std::int64_t key_tile = std::int64_t{64} * columns * 2;
+    square_p = square_t + (delta ? kSquareBytes : 0);
+    in = square_p + kSquareBytes;
+    out = in + 64 * 4;
+    gain = out + 64 * 4;
+    keep = gain + 64 * 4;
+    query = keep + columns * 4;
+    const bool scaled = gate == GateKind::channel;
+    erase = query + (scaled ? key_tile : 0);
+    write = erase + (scaled && delta ? key_tile : 0);
+    bytes = write + (scaled ? key_tile : 0);
+  }
+};
+
+// Everything the chunk kernels share in one call.
+struct ChunkCall {
+  TwoKeyCall call;
+  RecordLayout layout;
+  unsigned char* records = nullptr;  // [C, HV] records
+
+  // Training only.
+  // S_0 of every chunk and its cotangent dS_C at the end of the chunk, transposed: [C, HV, value
+  // tiles] tiles of [64 value columns as rows, key_columns].
+  void* states = nullptr;
+  void* d_states = nullptr;
+  void* u = nullptr;  // [R, HV, V], the call's format
+
+  __host__ __device__ unsigned char* record(std::int64_t chunk, std::int64_t head) const {
+    return records + (chunk * call.value_heads + head) * layout.bytes;
+  }
+  // In elements from `states` or `d_states`.
+  __host__ __device__ std::int64_t state_tile(std::int64_t chunk, std::int64_t head,
+                                              int tile) const {
+    return ((chunk * call.value_heads + head) * value_tiles(call.d_v) + tile) * 64 *
+           key_columns(call.d_k);
+  }
+};
+
+}  // namespace rankone::recurrence::cuda

@@ -1,0 +1,152 @@
+#pragma once
+
+// Tiles of 16-bit elements in shared memory, and products of warps with them.
+//
+// A tile of R rows and 8 n columns is stored in columns of 16 bytes (8 elements): element (r, c)
+// stands at (c / 8) * kColumn + r * 16 + (c % 8) * 2. Eight rows of such a column are one core
+// matrix of wgmma, and what one address of ldmatrix reads; both are free of bank conflicts. Where
+// rows come one by one from global memory, a padded kColumn (R * 16 + 16) spreads the writes of
+// one row over the banks as well.
+
+#include "core/cuda/instructions.hpp"
+
+namespace rankone::recurrence::cuda {
+
+using namespace rankone::cuda;  // NOLINT(google-build-using-namespace): the kernel language
+
+template <int Rows, int Columns, bool Padded>
+struct Tile {
+  static constexpr int kRows = Rows, kColumns = Columns;
+  static constexpr int kColumn = Rows * 16 + (Padded ? 16 : 0);  // bytes between 16-byte columns
+  static constexpr int kBytes = Columns / 8 * kColumn;
+};
+
+// Rows of global memory, `stride` bytes apart and 16-byte aligned, into a tile: `rows` of them and
+// `columns` elements of each (a multiple of 8); the rest of the tile becomes zero. By `threads`
+// threads of which this is number `thread`. Asynchronous: copy_commit(), copy_wait().
+template <class T>
+__device__ __forceinline__ void load_tile(unsigned char* tile, const void* first,
+                                          std::int64_t stride, int rows, int columns, int thread,
+                                          int threads) {
+  constexpr int kPieces = T::kColumns / 8;
+#pragma unroll 4
+  for (int i = thread; i < T::kRows * kPieces; i += threads) {
+    const int row = i / kPieces, piece = i % kPieces;
+    const bool valid = row < rows && piece * 8 < columns;
+    copy_16(tile + piece * T::kColumn + row * 16,
+            static_cast<const unsigned char*>(first) + (valid ? row * stride + piece * 16 : 0),
+            valid);
+  }
+}
+
+// ---- Fragments of mma.m16n8k16 from a tile
+// -------------------------------------------------------
+
+// A [16, 16]: rows m .. m + 15 and columns 16 k .. of the tile.
+template <class T>
+__device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const unsigned char* tile, int m,
+                                       int k) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  load_matrix_x4(a, tile + (2 * k + lane / 16) * T::kColumn + (m + lane % 16) * 16);
+}
+// A [16, 16] from a tile that holds its transpose: columns m .. m + 15, rows 16 k ..
+template <class T>
+__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const unsigned char* tile,
+                                                  int m, int k) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  load_matrix_x4_transposed(
+      a, tile + (m / 8 + lane / 8 % 2) * T::kColumn + (16 * k + lane / 16 * 8 + lane % 8) * 16);
+}
+// B [16, 16], two n-tiles: b[0], b[1] of columns n .. n + 7 of the product, b[2], b[3] of the next
+// eight. The tile's rows are the columns n of the product, its columns the contraction.
+template <class T>
+__device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const unsigned char* tile, int n,
+                                       int k) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  load_matrix_x4(b,
+                 tile + (2 * k + lane / 8 % 2) * T::kColumn + (n + lane / 16 * 8 + lane % 8) * 16);
+}
+// The same where the tile's rows are the contraction and its columns those of the product.
+template <class T>
+__device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const unsigned char* tile,
+                                                  int n, int k) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  load_matrix_x4_transposed(
+      b, tile + (n / 8 + lane / 16) * T::kColumn + (16 * k + lane / 8 % 2 * 8 + lane % 8) * 16);
+}
+
+// ---- Products with the left side in registers
+// ----------------------------------------------------
+
+// d [16, N] += a [16, 16] b [16, N] per warp (MmaEngine: mma.sync), or d [64, N] += ... of four
+// warps with 16 rows each (WgmmaEngine). Step `k` of the contraction (16 each). Transposed as in
+// load_b. Between begin() and wait<0>() the engine may still read a and write d. d is cleared first
+// where `clear`.
+template <class Format>
+struct MmaEngine {
+  template <class T, bool Transposed, int Half>
+  static __device__ __forceinline__ void multiply(float (&d)[Half], const std::uint32_t (&a)[4],
+                                                  const unsigned char* tile, int k, bool clear) {
+    if (clear) {
+#pragma unroll
+      for (int i = 0; i < Half; ++i) d[i] = 0.0F;
+    }
+#pragma unroll
+    for (int n = 0; n < Half * 2; n += 16) {
+      std::uint32_t b[4];
+      if constexpr (Transposed) {
+        load_b_transposed<T>(b, tile, n, k);
+      } else {
+        load_b<T>(b, tile, n, k);
+      }
+      mma_m16n8k16<Format>(reinterpret_cast<float(&)[4]>(d[n / 2]), a, b[0], b[1]);
+      mma_m16n8k16<Format>(reinterpret_cast<float(&)[4]>(d[n / 2 + 4]), a, b[2], b[3]);
+    }
+  }
+  static __device__ __forceinline__ void begin() {}
+  static __device__ __forceinline__ void commit() {}
+  template <int Left>
+  static __device__ __forceinline__ void wait() {}
+  template <int Half>
+  static __device__ __forceinline__ void hold(float (&)[Half]) {}
+};
+
+#if defined(RANKONE_CUDA_EMULATION) || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <class Format>
+struct WgmmaEngine {
+  template <class T, bool Transposed, int Half>
+  static __device__ __forceinline__ void multiply(float (&d)[Half], const std::uint32_t (&a)[4],
+                                                  const unsigned char* tile, int k, bool clear) {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int kColumn = T::kColumn;
+    const std::uint64_t b = Transposed ? matrix_descriptor(tile + 16 * k * 16, 128, kColumn)
+                                       : matrix_descriptor(tile + 2 * k * kColumn, kColumn, 128);
+    wgmma_k16<Format, Transposed>(d, a, b, clear);
+#endif
+  }
+  static __device__ __forceinline__ void begin() {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    wgmma_fence();
+#endif
+  }
+  static __device__ __forceinline__ void commit() {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    wgmma_commit();
+#endif
+  }
+  template <int Left>
+  static __device__ __forceinline__ void wait() {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    wgmma_wait<Left>();
+#endif
+  }
+  template <int Half>
+  static __device__ __forceinline__ void hold(float (&d)[Half]) {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    wgmma_hold(d);
+#endif
+  }
+};
+#endif
+
+}  // namespace rankone::recurrence::cuda
