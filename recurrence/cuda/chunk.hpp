@@ -25,8 +25,12 @@ inline constexpr int kSquareBytes = 64 * 64 * 2;  // T or P
 inline constexpr int kValueTile = 64;             // value columns of one block of the scans
 
 // Columns of a key tile: d_k rounded up to what the kernels are compiled for.
-constexpr int key_columns(int d_k) { return d_k <= 64 ? 64 : d_k <= 128 ? 128 : 256; }
-constexpr int value_tiles(int d_v) { return (d_v + kValueTile - 1) / kValueTile; }
+__host__ __device__ constexpr int key_columns(int d_k) {
+  return d_k <= 64 ? 64 : d_k <= 128 ? 128 : 256;
+}
+__host__ __device__ constexpr int value_tiles(int d_v) {
+  return (d_v + kValueTile - 1) / kValueTile;
+}
 
 // One record per (chunk, value head), number chunk * HV + head, one behind the other:
 //
@@ -42,7 +46,7 @@ struct RecordLayout {
   std::int64_t square_t, square_p, in, out, gain, keep, query, erase, write, bytes;
 
   RecordLayout() = default;
-  constexpr RecordLayout(int d_k, GateKind gate, bool delta)
+  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta)
       : square_t(0),
         square_p(0),
         in(0),
