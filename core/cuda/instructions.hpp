@@ -113,6 +113,13 @@ __device__ __forceinline__ void load_matrix_x2_transposed(std::uint32_t (&r)[2],
                : "memory");
 }
 
+// The transpose of an 8 x 8 matrix of 16-bit elements that the warp holds as an ldmatrix register.
+__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t mine) {
+  std::uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(mine));
+  return result;
+}
+
 // ---- Products of one warp: d += a b ------------------------------------------------------------
 
 template <class Format>

@@ -87,6 +87,16 @@ inline void load_matrix_x2_transposed(std::uint32_t (&r)[2], const void* row) {
   emulation::load_matrices(r, row, true);
 }
 
+inline std::uint32_t transpose_matrix(std::uint32_t mine) {
+  using namespace emulation;
+  const unsigned char* slots = exchange(0xffffffffU, &mine, sizeof mine);
+  const int g = lane() / 4, t = lane() % 4;
+  const auto element = [&](int row, int column) {
+    return lane_value<std::uint32_t>(slots, row * 4 + column / 2) >> (column % 2 * 16) & 0xffffU;
+  };
+  return element(2 * t, g) | element(2 * t + 1, g) << 16;
+}
+
 // ---- Products of one warp ----------------------------------------------------------------------
 
 template <class Format>

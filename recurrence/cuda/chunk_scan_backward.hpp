@@ -1,0 +1,184 @@
+#pragma once
+
+// The backward scan. Per chunk from the last to the first, with D the transposed cotangent
+// [64 value columns, K] of the state at the chunk's end (rows of these matrices are value columns):
+//
+//     dU = out (D W^^T) + dO P;   dR = dU T;   dV = gain dR      (additive: dV = gain dU)
+//     D = keep D + (scale in dO) Q~ - (in dV) E~
+
+#include "recurrence/cuda/chunk_scan_parts.hpp"
+
+namespace rankone::recurrence::cuda {
+
+struct ScanBackward {
+  ChunkCall chunk;
+  ScanBack back;
+};
+
+template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
+__device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int64_t block) {
+  using Stage = ScanStage<DK, Scaled>;
+  constexpr int kSteps = DK / 16;
+  const ChunkCall& chunk = scan.chunk;
+  const TwoKeyCall& call = chunk.call;
+  const Stage at(Delta, call.same_key, true);
+  unsigned char* const shared = shared_memory();
+  const ScanTask task(chunk, block, value_tiles(call.d_v), 1);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int column = task.tile * kValueTile;
+
+  float state[DK / 2];  // the cotangent
+#pragma unroll
+  for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
+  const std::int64_t head_number = task.sequence * call.value_heads + task.head;
+  if (scan.back.d_final != nullptr) {
+    const float* from = scan.back.d_final + head_number * call.d_k * call.d_v;
+    each_state_element<DK>(column, call.d_k, call.d_v, [&](int i, int k, int v) {
+      state[i] = from[static_cast<std::int64_t>(k) * call.d_v + v];
+    });
+  }
+
+  const std::int64_t count = task.end - task.first;
+  const auto load = [&](std::int64_t step) {
+    if (step < count) {
+      const std::int64_t number = task.end - 1 - step;
+      unsigned char* stage = shared + static_cast<int>(step % Stages) * at.bytes;
+      load_chunk<DK, Scaled>(chunk, at, stage, number, call.rows.span(number), task.head,
+                             scan.back.d_o, column, true);
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < Stages - 1; ++i) load(i);
+
+  for (std::int64_t step = 0; step < count; ++step) {
+    const std::int64_t number = task.end - 1 - step;
+    const Span span = call.rows.span(number);
+    unsigned char* const stage = shared + static_cast<int>(step % Stages) * at.bytes;
+    copy_wait<Stages - 2>();
+    fence_async();
+    __syncthreads();
+
+    std::uint32_t left[kSteps][4];
+    round_to<Format>(left, state);
+    std::uint32_t right[4][4];  // dO, then dU, then dV, rounded
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
+    }
+    float carried[32];  // D W^^T, then dU, then dR
+    float local[32];    // dO P
+    Engine::begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Engine::template multiply<typename Stage::Square, true>(local, right[k], stage + at.square_p,
+                                                              k, k == 0);
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      Engine::template multiply<typename Stage::Key, false>(carried, left[k], stage + at.write, k,
+                                                            k == 0);
+    }
+    Engine::commit();
+    load(step + Stages - 1);
+    if (chunk.d_states != nullptr) {
+      store_state_tile<DK>(left, static_cast<unsigned char*>(chunk.d_states) +
+                                     2 * chunk.state_tile(number, task.head, task.tile));
+    }
+    std::uint32_t query[4][4];  // scale in dO
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 in = pair_of(stage + at.in, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float2 d = unpack<Format>(right[n / 2][2 * (n % 2) + j]);
+        query[n / 2][2 * (n % 2) + j] =
+            pack<Format>(call.scale * in.x * d.x, call.scale * in.y * d.y);
+      }
+    }
+    Engine::template wait<0>();
+    Engine::hold(carried);
+    Engine::hold(local);
+    if constexpr (Scaled) {
+#pragma unroll
+      for (int n = 0; n < DK / 8; ++n) {
+        const float2 keep = pair_of(stage + at.keep, n);
+        state[4 * n] *= keep.x;
+        state[4 * n + 1] *= keep.y;
+        state[4 * n + 2] *= keep.x;
+        state[4 * n + 3] *= keep.y;
+      }
+    } else {
+      const float keep = *reinterpret_cast<const float*>(stage + at.keep);
+#pragma unroll
+      for (int i = 0; i < DK / 2; ++i) state[i] *= keep;
+    }
+    Engine::begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Engine::template multiply<typename Stage::Key, true>(state, query[k], stage + at.query, k,
+                                                           false);
+    }
+    Engine::commit();
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 out = pair_of(stage + at.out, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        carried[4 * n + 2 * j] = out.x * carried[4 * n + 2 * j] + local[4 * n + 2 * j];
+        carried[4 * n + 2 * j + 1] = out.y * carried[4 * n + 2 * j + 1] + local[4 * n + 2 * j + 1];
+      }
+    }
+    if constexpr (Delta) {
+      round_to<Format>(right, carried);
+      Engine::begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, true>(carried, right[k],
+                                                                stage + at.square_t, k, k == 0);
+      }
+      Engine::commit();
+    }
+    Engine::template wait<0>();
+    Engine::hold(carried);
+    Engine::hold(state);
+    std::uint32_t erase[4][4];  // - in dV
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 gain = pair_of(stage + at.gain, n);
+      const float2 in = pair_of(stage + at.in, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float x = gain.x * carried[4 * n + 2 * j], y = gain.y * carried[4 * n + 2 * j + 1];
+        right[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
+        if constexpr (Delta) erase[n / 2][2 * (n % 2) + j] = pack<Format>(-in.x * x, -in.y * y);
+      }
+    }
+    if constexpr (Delta) {
+      Engine::begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Key, true>(state, erase[k], stage + at.erase, k,
+                                                             false);
+      }
+      Engine::commit();
+    }
+    const std::int64_t stride = call.value_heads * call.d_v * 2;
+    store_rows<typename Stage::Value>(right, stage + at.value,
+                                      static_cast<unsigned char*>(scan.back.d_v) +
+                                          span.first * stride + (task.head * call.d_v + column) * 2,
+                                      stride, span.count, call.d_v - column);
+    Engine::template wait<0>();
+    Engine::hold(state);
+  }
+  copy_wait<0>();
+
+  if (scan.back.d_initial != nullptr) {
+    float* to = scan.back.d_initial + head_number * call.d_k * call.d_v;
+    each_state_element<DK>(column, call.d_k, call.d_v, [&](int i, int k, int v) {
+      to[static_cast<std::int64_t>(k) * call.d_v + v] = state[i];
+    });
+  }
+}
+
+}  // namespace rankone::recurrence::cuda

@@ -1,0 +1,243 @@
+#pragma once
+
+// The forward scan. Per chunk, with S the transposed state [64 value columns, K]:
+//
+//     R = (V - in (S E~^T)) gain;   U = R T^T;   O = scale in (S Q~^T) + U P^T
+//     S = keep S + (out U) W^
+//
+// (rows of these matrices are value columns). Products with S are issued before what needs them:
+// S Q~^T runs while R is made, U P^T while the new state is rounded.
+
+#include "recurrence/cuda/chunk_scan_parts.hpp"
+
+namespace rankone::recurrence::cuda {
+
+struct ScanForward {
+  ChunkCall chunk;
+  Segments segments;
+  SegmentMaps maps;  // h set: write maps, not outputs
+  int tiles = 0;     // value tiles of a block's range, with those of M behind them
+};
+
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
+__device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
+  using Stage = ScanStage<DK, Scaled>;
+  constexpr int kSteps = DK / 16;
+  const ChunkCall& chunk = scan.chunk;
+  const TwoKeyCall& call = chunk.call;
+  const Stage at(Delta, call.same_key, Output);
+  unsigned char* const shared = shared_memory();
+  const ScanTask task(chunk, block, scan.tiles, scan.segments.count);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  // Tiles behind those of v carry M: value columns that start as the unit matrix, with v = 0.
+  const int value_count = value_tiles(call.d_v);
+  const bool map = task.tile >= value_count;
+  const int column = (map ? task.tile - value_count : task.tile) * kValueTile;
+  const int columns = map ? call.d_k : call.d_v;
+  const void* value = map ? nullptr : call.v;
+
+  float state[DK / 2];
+#pragma unroll
+  for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
+  const std::int64_t head_number = task.sequence * call.value_heads + task.head;
+  if (map) {
+    each_state_element<DK>(column, call.d_k, columns,
+                           [&](int i, int k, int v) { state[i] = k == v ? 1.0F : 0.0F; });
+  } else if (task.segment == 0) {
+    if (call.initial_state != nullptr) {
+      const float* from = call.initial_state + head_number * call.d_k * call.d_v;
+      each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
+        state[i] = from[static_cast<std::int64_t>(k) * call.d_v + v];
+      });
+    }
+  } else if (scan.segments.starts != nullptr) {
+    const float* from = scan.segments.starts +
+                        (head_number * scan.segments.count + task.segment) * call.d_k * call.d_v;
+    each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
+      state[i] = from[static_cast<std::int64_t>(v) * call.d_k + k];
+    });
+  }
+  if (map) {  // values of zero in every stage
+    for (int s = 0; s < Stages; ++s) {
+      for (int i = static_cast<int>(threadIdx.x) * 16; i < Stage::Value::kBytes;
+           i += kScanThreads * 16) {
+        *reinterpret_cast<uint4*>(shared + s * at.bytes + at.value + i) = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  const auto load = [&](std::int64_t number) {
+    if (number < task.end) {
+      unsigned char* stage = shared + static_cast<int>((number - task.first) % Stages) * at.bytes;
+      load_chunk<DK, Scaled>(chunk, at, stage, number, call.rows.span(number), task.head, value,
+                             column, Output);
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < Stages - 1; ++i) load(task.first + i);
+
+  for (std::int64_t number = task.first; number < task.end; ++number) {
+    const Span span = call.rows.span(number);
+    unsigned char* const stage =
+        shared + static_cast<int>((number - task.first) % Stages) * at.bytes;
+    copy_wait<Stages - 2>();
+    fence_async();
+    // This chunk is here, and every warp is done with the one before, whose stage is filled next.
+    __syncthreads();
+
+    std::uint32_t left[kSteps][4];  // the state, rounded
+    round_to<Format>(left, state);
+    float error[32];  // S E~^T, then R, then U
+    float seen[32];   // the output
+    Engine::begin();
+    if constexpr (Delta) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        Engine::template multiply<typename Stage::Key, false>(error, left[k], stage + at.erase, k,
+                                                              k == 0);
+      }
+      Engine::commit();
+    }
+    if constexpr (Output) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        Engine::template multiply<typename Stage::Key, false>(seen, left[k], stage + at.query, k,
+                                                              k == 0);
+      }
+      Engine::commit();
+    }
+    load(number + Stages - 1);
+    if (chunk.states != nullptr && !map) {
+      store_state_tile<DK>(left, static_cast<unsigned char*>(chunk.states) +
+                                     2 * chunk.state_tile(number, task.head, task.tile));
+    }
+    if constexpr (Delta) {
+      Engine::template wait<Output ? 1 : 0>();
+      Engine::hold(error);
+    }
+    std::uint32_t right[4][4];  // R, then U, rounded
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int n = 2 * k + half;
+        const float2 gain = pair_of(stage + at.gain, n);
+        const float2 in = pair_of(stage + at.in, n);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float2 v = unpack<Format>(right[k][2 * half + j]);
+          float* at_error = error + 4 * n + 2 * j;
+          if constexpr (Delta) {
+            at_error[0] = gain.x * (v.x - in.x * at_error[0]);
+            at_error[1] = gain.y * (v.y - in.y * at_error[1]);
+          } else {
+            at_error[0] = gain.x * v.x;
+            at_error[1] = gain.y * v.y;
+          }
+        }
+      }
+    }
+    if constexpr (Delta) {
+      round_to<Format>(right, error);
+      Engine::begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, false>(error, right[k],
+                                                                 stage + at.square_t, k, k == 0);
+      }
+      Engine::commit();
+      Engine::template wait<0>();
+      Engine::hold(error);
+      if constexpr (Output) Engine::hold(seen);
+    } else {
+      Engine::template wait<0>();
+      if constexpr (Output) Engine::hold(seen);
+    }
+    round_to<Format>(right, error);  // U
+    std::uint32_t update[4][4];      // out U
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 out = pair_of(stage + at.out, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        update[n / 2][2 * (n % 2) + j] =
+            pack<Format>(out.x * error[4 * n + 2 * j], out.y * error[4 * n + 2 * j + 1]);
+      }
+    }
+    if constexpr (Scaled) {
+#pragma unroll
+      for (int n = 0; n < DK / 8; ++n) {
+        const float2 keep = pair_of(stage + at.keep, n);
+        state[4 * n] *= keep.x;
+        state[4 * n + 1] *= keep.y;
+        state[4 * n + 2] *= keep.x;
+        state[4 * n + 3] *= keep.y;
+      }
+    } else {
+      const float keep = *reinterpret_cast<const float*>(stage + at.keep);
+#pragma unroll
+      for (int i = 0; i < DK / 2; ++i) state[i] *= keep;
+    }
+    if constexpr (Output) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const float2 in = pair_of(stage + at.in, n);
+        seen[4 * n] *= call.scale * in.x;
+        seen[4 * n + 1] *= call.scale * in.y;
+        seen[4 * n + 2] *= call.scale * in.x;
+        seen[4 * n + 3] *= call.scale * in.y;
+      }
+    }
+    Engine::begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Engine::template multiply<typename Stage::Key, true>(state, update[k], stage + at.write, k,
+                                                           false);
+    }
+    Engine::commit();
+    if constexpr (Output) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, false>(seen, right[k],
+                                                                 stage + at.square_p, k, false);
+      }
+      Engine::commit();
+    }
+    const std::int64_t stride = call.value_heads * call.d_v * 2;
+    const std::int64_t row = span.first * stride + (task.head * call.d_v + column) * 2;
+    const int width = call.d_v - column;
+    if (chunk.u != nullptr && !map) {
+      store_rows<typename Stage::Value>(right, stage + at.value,
+                                        static_cast<unsigned char*>(chunk.u) + row, stride,
+                                        span.count, width);
+    }
+    Engine::template wait<0>();
+    Engine::hold(state);
+    if constexpr (Output) {
+      Engine::hold(seen);
+      round_to<Format>(right, seen);
+      store_rows<typename Stage::Value>(right, stage + at.value,
+                                        static_cast<unsigned char*>(call.o) + row, stride,
+                                        span.count, width);
+    }
+  }
+  copy_wait<0>();
+
+  if (scan.maps.h != nullptr) {
+    const std::int64_t number = head_number * scan.segments.count + task.segment;
+    float* to = map ? scan.maps.m + number * call.d_k * call.d_k
+                    : scan.maps.h + number * call.d_k * call.d_v;
+    each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
+      to[static_cast<std::int64_t>(v) * call.d_k + k] = state[i];
+    });
+  } else if (call.final_state != nullptr && task.segment == scan.segments.count - 1) {
+    float* to = call.final_state + head_number * call.d_k * call.d_v;
+    each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
+      to[static_cast<std::int64_t>(k) * call.d_v + v] = state[i];
+    });
+  }
+}
+
+}  // namespace rankone::recurrence::cuda

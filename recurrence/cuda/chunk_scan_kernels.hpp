@@ -1,0 +1,89 @@
+#pragma once
+
+// The kernels of chunk_scan.hpp for one format and engine. A .cu file for each names them, so that
+// they compile side by side and wgmma only where it exists.
+
+#include "recurrence/cuda/chunk_scan_backward.hpp"
+#include "recurrence/cuda/chunk_scan_forward.hpp"
+
+namespace rankone::recurrence::cuda {
+
+inline constexpr int kScanStages = 3;  // fit up to K = 128 with all three keys
+
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    scan_kernel(const __grid_constant__ ScanForward scan) {
+  scan_forward<Format, DK, Scaled, Delta, Output, kScanStages, Engine>(scan, blockIdx.x);
+}
+
+// The first half of the blocks goes back, the others forward.
+template <class Format, int DK, bool Scaled, bool Delta, class Engine>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    scan_back_kernel(const __grid_constant__ ScanBackward back,
+                     const __grid_constant__ ScanForward forward) {
+  const std::int64_t half = gridDim.x / 2;
+  if (blockIdx.x < half) {
+    scan_backward<Format, DK, Scaled, Delta, kScanStages, Engine>(back, blockIdx.x);
+  } else {
+    scan_forward<Format, DK, Scaled, Delta, false, kScanStages, Engine>(forward, blockIdx.x - half);
+  }
+}
+
+// Calls visit with the compile-time choices of a call: DK, Scaled, Delta.
+template <class Visit>
+void with_scan_choices(const TwoKeyCall& call, Visit&& visit) {
+  using std::bool_constant;
+  const auto with_dk = [&](auto scaled, auto delta) {
+    if (key_columns(call.d_k) == 64) {
+      visit(std::integral_constant<int, 64>{}, scaled, delta);
+    } else {
+      visit(std::integral_constant<int, 128>{}, scaled, delta);
+    }
+  };
+  const bool scaled = call.gate == GateKind::channel;
+  if (scaled && call.delta) with_dk(bool_constant<true>{}, bool_constant<true>{});
+  if (scaled && !call.delta) with_dk(bool_constant<true>{}, bool_constant<false>{});
+  if (!scaled && call.delta) with_dk(bool_constant<false>{}, bool_constant<true>{});
+  if (!scaled && !call.delta) with_dk(bool_constant<false>{}, bool_constant<false>{});
+}
+
+template <class Format, class Engine>
+void start_scan(const ScanForward& scan, bool output, void* stream) {
+  const TwoKeyCall& call = scan.chunk.call;
+  const std::int64_t blocks =
+      call.rows.sequences * call.value_heads * scan.tiles * scan.segments.count;
+  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
+    const ScanStage<dk, scaled> stage(delta, call.same_key, output);
+    const auto bytes = static_cast<std::size_t>(kScanStages * stage.bytes);
+    if (output) {
+      launch(scan_kernel<Format, dk, scaled, delta, true, Engine>, blocks, kScanThreads, bytes,
+             stream, scan);
+    } else {
+      launch(scan_kernel<Format, dk, scaled, delta, false, Engine>, blocks, kScanThreads, bytes,
+             stream, scan);
+    }
+  });
+}
+
+template <class Format, class Engine>
+void start_scan_back(const ScanBackward& back, const ScanForward& forward, void* stream) {
+  const TwoKeyCall& call = back.chunk.call;
+  const std::int64_t blocks = 2 * call.rows.sequences * call.value_heads * value_tiles(call.d_v);
+  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
+    const ScanStage<dk, scaled> stage(delta, call.same_key, true);
+    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads,
+           static_cast<std::size_t>(kScanStages * stage.bytes), stream, back, forward);
+  });
+}
+
+// One pair for every format and engine, defined in chunk_scan_{mma,wgmma}_{bf16,f16}.cu.
+#define RANKONE_SCAN(name)                                                    \
+  void start_scan_##name(const ScanForward& scan, bool output, void* stream); \
+  void start_scan_back_##name(const ScanBackward& back, const ScanForward& forward, void* stream);
+RANKONE_SCAN(mma_bf16)
+RANKONE_SCAN(mma_f16)
+RANKONE_SCAN(wgmma_bf16)
+RANKONE_SCAN(wgmma_f16)
+#undef RANKONE_SCAN
+
+}  // namespace rankone::recurrence::cuda

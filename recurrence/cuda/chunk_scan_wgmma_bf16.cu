@@ -1,0 +1,13 @@
+#include "recurrence/cuda/chunk_scan_kernels.hpp"
+
+namespace rankone::recurrence::cuda {
+
+void start_scan_wgmma_bf16(const ScanForward& scan, bool output, void* stream) {
+  start_scan<bf16, WgmmaEngine<bf16>>(scan, output, stream);
+}
+void start_scan_back_wgmma_bf16(const ScanBackward& back, const ScanForward& forward,
+                                void* stream) {
+  start_scan_back<bf16, WgmmaEngine<bf16>>(back, forward, stream);
+}
+
+}  // namespace rankone::recurrence::cuda
