@@ -25,8 +25,9 @@ struct TwoKeyCall {
   float scale = 1.0F;
   Dtype format = Dtype::f32;
   GateKind gate = GateKind::none;
-  bool delta = true;      // false: additive solve, no e
-  bool same_key = false;  // w is e
+  bool delta = true;               // false: additive solve, no e
+  bool same_key = false;           // w is e
+  Dtype state_dtype = Dtype::f32;  // of the states, which are then bf16 behind float*: decode only
 
   const void *q = nullptr, *e = nullptr, *w = nullptr;  // [R, H, K]
   const void* v = nullptr;                              // [R, HV, V]
