@@ -39,8 +39,11 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 //   in       [64] float: exp(G_i); 1 without decay and for channel decay. Rows beyond the count
 //            repeat the last one.
 //   out      [64] float: exp(G_last - G_i); likewise
-//   gain     [64] float: b_i; 0 beyond the count
+//   gain     [64] float: b_i; 0 beyond the count. A gain of exactly zero is 2^-30, here and in T:
+//            the way back divides by it (dB = dV . U / gain^2)
 //   keep     [key_columns] float: exp(G_last) of every channel (scalar: all the same); 0 beyond d_k
+//            in, out, keep and the factors of the scaled tiles are at most 1e37, so that g > 0
+//            (which is legal) leaves a zero state zero
 //   channel decay only: Q~, E~ (delta calls), W^: [64, key_columns] tiles, without `scale`
 struct RecordLayout {
   std::int64_t square_t, square_p, in, out, gain, keep, query, erase, write, bytes;

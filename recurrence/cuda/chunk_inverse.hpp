@@ -1,0 +1,144 @@
+#pragma once
+
+// The inverse of a unit lower triangle [64, 64] by four warps: by substitution in float32 on the
+// diagonal blocks of 16, then block by block down each column of blocks,
+//
+//     T_ic = -T_ii sum_{c <= k < i} A_ik T_kc
+//
+// with products of float32 class (three tf32 products). A warp takes one column of blocks, so
+// nothing passes between warps but the diagonal blocks. It works with transposes: then the result
+// of one product is the left side of the next, in the same registers.
+
+#include "recurrence/cuda/tile.hpp"
+
+namespace rankone::recurrence::cuda {
+
+// Rows of 72 floats: 8 rows of 8 bytes at a time use every bank once.
+inline constexpr int kTriangleRow = 72;
+inline constexpr int kTriangleBytes = 64 * kTriangleRow * 4;
+
+// A block of 16 x 16 on the diagonal, in place. By one warp.
+__device__ __forceinline__ void invert_diagonal_block(float* block) {
+  const int lane = static_cast<int>(threadIdx.x % 32), column = lane % 16;
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float sum = i == column ? 1.0F : 0.0F;
+#pragma unroll
+    for (int j = 0; j < i; j += 4) {
+      const float4 row = *reinterpret_cast<const float4*>(block + i * kTriangleRow + j);
+      sum -= row.x * x[j];
+      if (j + 1 < i) sum -= row.y * x[j + 1];
+      if (j + 2 < i) sum -= row.z * x[j + 2];
+      if (j + 3 < i) sum -= row.w * x[j + 3];
+    }
+    x[i] = sum;
+  }
+  __syncwarp();
+  if (lane < 16) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) block[i * kTriangleRow + column] = x[i];
+  }
+}
+
+// The left side of a product, [16, 16] in two halves of the contraction, as the sum of two tf32.
+// Of the eight steps of a half, mma's step t is 2t here and t + 4 is 2t + 1.
+struct SplitLeft {
+  std::uint32_t high[2][4], low[2][4];
+};
+
+// From an accumulator: two tiles of m16n8.
+__device__ __forceinline__ void split(SplitLeft& out, const float (&value)[2][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = i / 2 + i % 2 * 2;
+      const std::uint32_t high = to_tf32(value[half][at]);
+      out.high[half][i] = high;
+      out.low[half][i] = to_tf32(value[half][at] - bits_to_float(high));
+    }
+  }
+}
+
+// out += left right^T for a block of 16 x 16, rows of kTriangleRow floats.
+__device__ __forceinline__ void multiply_block(float (&out)[2][4], const SplitLeft& left,
+                                               const float* right) {
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 value =
+          *reinterpret_cast<const float2*>(right + (8 * n + g) * kTriangleRow + 8 * half + 2 * t);
+      const std::uint32_t x = to_tf32(value.x), y = to_tf32(value.y);
+      const std::uint32_t x_low = to_tf32(value.x - bits_to_float(x));
+      const std::uint32_t y_low = to_tf32(value.y - bits_to_float(y));
+      mma_m16n8k8_tf32(out[n], left.low[half], x, y);
+      mma_m16n8k8_tf32(out[n], left.high[half], x_low, y_low);
+      mma_m16n8k8_tf32(out[n], left.high[half], x, y);
+    }
+  }
+}
+
+// Block (i, c) of the inverse, held transposed, into a tile of Format.
+template <class Format>
+__device__ __forceinline__ void put_block(unsigned char* tile, const float (&value)[2][4], int i,
+                                          int c) {
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int at = 0; at < 4; ++at) {
+      const int row = 16 * i + 8 * half + 2 * t + at % 2;
+      *reinterpret_cast<Format*>(tile + (2 * c + at / 2) * 1024 + row * 16 + g * 2) =
+          narrow<Format>(value[half][at]);
+    }
+  }
+}
+
+// Column `c` of blocks of the inverse, by one warp, into a [64, 64] tile. `triangle` holds the
+// inverses of the diagonal blocks and, below them, the triangle itself.
+template <class Format>
+__device__ __forceinline__ void invert_column(unsigned char* tile, const float* triangle, int c) {
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  const auto block = [&](int i, int k) { return triangle + 16 * (i * kTriangleRow + k); };
+  SplitLeft done[3];
+  float value[2][4];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int at = 0; at < 4; ++at) {
+      value[half][at] = block(c, c)[(8 * half + 2 * t + at % 2) * kTriangleRow + g + at / 2 * 8];
+    }
+  }
+  put_block<Format>(tile, value, c, c);
+  split(done[0], value);
+#pragma unroll
+  for (int step = 1; step < 4; ++step) {
+    const int i = c + step;
+    if (i >= 4) break;
+    float sum[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < step; ++k) multiply_block(sum, done[k], block(i, c + k));
+    SplitLeft left;
+    split(left, sum);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) value[j / 4][j % 4] = 0.0F;
+    multiply_block(value, left, block(i, i));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) value[j / 4][j % 4] = -value[j / 4][j % 4];
+    put_block<Format>(tile, value, i, c);
+    if (step < 3) split(done[step], value);
+  }
+  // Above the diagonal.
+#pragma unroll
+  for (int at = 0; at < 3; ++at) {
+    const int piece = at * 32 + lane, column = piece / 48, row = piece % 48;
+    if (row < 16 * c) {
+      *reinterpret_cast<uint4*>(tile + (2 * c + column) * 1024 + row * 16) = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+}  // namespace rankone::recurrence::cuda

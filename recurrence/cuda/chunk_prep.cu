@@ -1,0 +1,205 @@
+#include "recurrence/cuda/chunk_prep.hpp"
+
+#include "recurrence/cuda/chunk_gates.hpp"
+#include "recurrence/cuda/chunk_inverse.hpp"
+
+// Without decay and for scalar decay. One block of four warps per (chunk, value head): warp w makes
+// rows 16 w .. of a and P from the keys as they are, exact products of 16-bit numbers summed in
+// float32, and scales them by exp(G_i - G_j); then T.
+
+namespace rankone::recurrence::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct Shared {
+  float sums[2 * 64];  // of sum_gates()
+  float gain[64];
+
+  __device__ float2 sum(int row) const { return make_float2(sums[2 * row], sums[2 * row + 1]); }
+};
+constexpr int kTiles = sizeof(Shared);  // where the key tiles begin; later the triangle and T
+static_assert(kTiles % 128 == 0);
+
+template <int Columns>
+using KeyTile = Tile<64, Columns, true>;
+
+template <int Columns>
+std::size_t shared_bytes(bool delta, bool same_key) {
+  const std::size_t keys = KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
+  const std::size_t solve = delta ? kTriangleBytes + kSquareBytes : 0;
+  return kTiles + (keys > solve ? keys : solve);
+}
+
+// Tiles of Columns keys: q, w and, where it is another tensor, e.
+template <class Format, int Columns>
+__device__ __forceinline__ void load_keys(const TwoKeyCall& call, std::int64_t first, int count,
+                                          std::int64_t head, bool erase, unsigned char* tiles) {
+  using T = KeyTile<Columns>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t stride = call.heads * call.d_k * 2;
+  const std::int64_t offset = first * stride + call.key_head(head) * call.d_k * 2;
+  const auto load = [&](int slot, const void* from) {
+    load_tile<T>(tiles + slot * T::kBytes, static_cast<const unsigned char*>(from) + offset, stride,
+                 count, call.d_k, thread, kThreads);
+  };
+  load(0, call.q);
+  load(1, call.w);
+  if (erase) load(2, call.e);
+  copy_commit();
+}
+
+// Rows of the record that depend on gates alone. `thread` counts all threads.
+__device__ __forceinline__ void put_decays(const ChunkCall& c, unsigned char* record,
+                                           const Shared& shared, int columns) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const float2 last = shared.sum(63);
+  const auto row = [&](std::int64_t at) { return reinterpret_cast<float*>(record + at); };
+  if (thread < 64) {
+    const float2 sum = shared.sum(thread);
+    row(c.layout.in)[thread] = decay_factor(sum.x + sum.y);
+    row(c.layout.gain)[thread] = shared.gain[thread];
+  } else {
+    row(c.layout.out)[thread - 64] = decay_factor(between(last, shared.sum(thread - 64)));
+  }
+  const float keep = decay_factor(last.x + last.y);
+  for (int i = thread; i < columns; i += kThreads) {
+    row(c.layout.keep)[i] = i < c.call.d_k ? keep : 0.0F;
+  }
+}
+
+template <class Format, int Columns, bool Delta>
+__global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
+    prepare_scalar(const ChunkCall c) {
+  using T = KeyTile<Columns>;
+  auto& shared = *reinterpret_cast<Shared*>(shared_memory());
+  unsigned char* const tiles = shared_memory() + kTiles;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int g = lane / 4, t = lane % 4;
+  const TwoKeyCall& call = c.call;
+  const auto heads = static_cast<std::uint32_t>(call.value_heads);
+  const std::int64_t chunk = blockIdx.x / heads, head = blockIdx.x % heads;
+  const Span span = call.rows.span(chunk);
+  const int count = span.count;
+  unsigned char* const record = c.record(chunk, head);
+
+  load_keys<Format, Columns>(call, span.first, count, head, Delta && !call.same_key, tiles);
+  const std::int64_t gate = span.first * call.value_heads + head;
+  if (warp == 0) {
+    sum_gates<Format>(shared.sums, call.g, gate, call.value_heads, count);
+  } else if (warp < 3) {
+    const int row = thread - 32;
+    shared.gain[row] =
+        row < count ? gain_value<Format>(call.b, gate + row * call.value_heads) : 0.0F;
+  }
+  copy_wait<0>();
+  __syncthreads();
+  put_decays(c, record, shared, Columns);
+
+  float a[8][4] = {}, p[8][4] = {};
+  const int m = 16 * warp;
+  const unsigned char* const erase = tiles + (call.same_key ? 1 : 2) * T::kBytes;
+#pragma unroll 2
+  for (int k = 0; k < Columns / 16; ++k) {
+    std::uint32_t q[4], e[4];
+    load_a<T>(q, tiles, m, k);
+    if constexpr (Delta) load_a<T>(e, erase, m, k);
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      if (8 * n > m) break;
+      std::uint32_t w[4];
+      load_b<T>(w, tiles + T::kBytes, 8 * n, k);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        mma_m16n8k16<Format>(p[n + half], q, w[2 * half], w[2 * half + 1]);
+        if constexpr (Delta) {
+          mma_m16n8k16<Format>(a[n + half], e, w[2 * half], w[2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  // Decays and the triangle; P leaves from the registers, 128 bytes in a row at a time.
+  const int upper = m + g, lower = upper + 8;  // the rows of this lane
+  const float2 upper_sum = shared.sum(upper), lower_sum = shared.sum(lower);
+  const bool decay = call.g.data != nullptr;
+  unsigned char* const square_p = record + c.layout.square_p;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const int column = 8 * n + 2 * t;
+    float factor[4] = {1.0F, 1.0F, 1.0F, 1.0F};
+    if (decay && 8 * n < m + 16) {
+      const float4 sums = *reinterpret_cast<const float4*>(shared.sums + 2 * column);
+      const float2 left = make_float2(sums.x, sums.y), right = make_float2(sums.z, sums.w);
+      factor[0] = decay_factor(between(upper_sum, left));
+      factor[1] = decay_factor(between(upper_sum, right));
+      factor[2] = decay_factor(between(lower_sum, left));
+      factor[3] = decay_factor(between(lower_sum, right));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = i < 2 ? upper : lower, j = column + i % 2;
+      p[n][i] = j <= row ? call.scale * p[n][i] * factor[i] : 0.0F;
+      if constexpr (Delta) a[n][i] = j < row ? a[n][i] * factor[i] : 0.0F;
+    }
+    unsigned char* const to = square_p + n * 1024 + t * 4;
+    *reinterpret_cast<std::uint32_t*>(to + upper * 16) = pack<Format>(p[n][0], p[n][1]);
+    *reinterpret_cast<std::uint32_t*>(to + lower * 16) = pack<Format>(p[n][2], p[n][3]);
+  }
+  if constexpr (!Delta) return;
+
+  auto* const triangle = reinterpret_cast<float*>(tiles);
+  unsigned char* const square_t = tiles + kTriangleBytes;
+  const float upper_gain = shared.gain[upper], lower_gain = shared.gain[lower];
+  __syncthreads();  // the keys are used up
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    if (8 * n >= m + 16) break;
+    float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * t;
+    *reinterpret_cast<float2*>(to) = make_float2(upper_gain * a[n][0], upper_gain * a[n][1]);
+    *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
+        make_float2(lower_gain * a[n][2], lower_gain * a[n][3]);
+  }
+  __syncwarp();
+  invert_diagonal_block(triangle + m * (kTriangleRow + 1));
+  __syncthreads();
+  invert_column<Format>(square_t, triangle, warp);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSquareBytes / 16 / kThreads; ++i) {
+    const int at = (i * kThreads + thread) * 16;
+    *reinterpret_cast<uint4*>(record + c.layout.square_t + at) =
+        *reinterpret_cast<const uint4*>(square_t + at);
+  }
+}
+
+template <class Format, int Columns>
+void launch_columns(const ChunkCall& c, void* stream) {
+  const auto start = [&](auto kernel) {
+    launch(kernel, c.call.rows.chunks * c.call.value_heads, kThreads,
+           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c);
+  };
+  c.call.delta ? start(prepare_scalar<Format, Columns, true>)
+               : start(prepare_scalar<Format, Columns, false>);
+}
+
+template <class Format>
+void launch_format(const ChunkCall& c, void* stream) {
+  switch (key_columns(c.call.d_k)) {
+    case 64:
+      return launch_columns<Format, 64>(c, stream);
+    case 128:
+      return launch_columns<Format, 128>(c, stream);
+    default:
+      return launch_columns<Format, 256>(c, stream);
+  }
+}
+
+}  // namespace
+
+void launch_chunk_prep(const ChunkCall& call, void* stream) {
+  call.call.format == Dtype::bf16 ? launch_format<bf16>(call, stream)
+                                  : launch_format<f16>(call, stream);
+}
+
+}  // namespace rankone::recurrence::cuda
