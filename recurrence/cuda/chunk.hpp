@@ -87,6 +87,8 @@ struct ChunkCall {
   void* states = nullptr;
   void* d_states = nullptr;
   void* u = nullptr;  // [R, HV, V], the call's format
+  const void* d_value = nullptr;  // the gradient of v, likewise: that of the call or scratch
+  float* gate_sums = nullptr;     // [C, HV, 64], where chunk_grad_floats() says so
 
   __host__ __device__ unsigned char* record(std::int64_t chunk, std::int64_t head) const {
     return records + (chunk * call.value_heads + head) * layout.bytes;

@@ -1,0 +1,9 @@
+#include "recurrence/cuda/chunk_grad_kernels.hpp"
+
+namespace rankone::recurrence::cuda {
+
+void start_grad_mma_bf16(const GradCall& call, int columns, std::int64_t blocks, void* stream) {
+  start_grad<bf16, MmaEngine<bf16>>(call, columns, blocks, stream);
+}
+
+}  // namespace rankone::recurrence::cuda
