@@ -38,23 +38,23 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     });
   }
 
-  const std::int64_t count = task.end - task.first;
-  const auto load = [&](std::int64_t step) {
-    if (step < count) {
-      const std::int64_t number = task.end - 1 - step;
-      unsigned char* stage = shared + static_cast<int>(step % Stages) * at.bytes;
-      load_chunk<DK, Scaled>(chunk, at, stage, number, call.rows.span(number), task.head,
-                             scan.back.d_o, column, true);
-    }
+  const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
+                                                    task.head, scan.back.d_o, column);
+  unsigned char* const last_stage = shared + (Stages - 1) * at.bytes;
+  unsigned char* filled = shared;  // the stage that is filled next
+  const auto load = [&](std::int64_t index) {
+    if (index >= 0) loader.load(filled, index, task.count(index));
+    filled = filled == last_stage ? shared : filled + at.bytes;
     copy_commit();
   };
 #pragma unroll
-  for (int i = 0; i < Stages - 1; ++i) load(i);
+  for (int i = 0; i < Stages - 1; ++i) load(task.end - 1 - i);
 
-  for (std::int64_t step = 0; step < count; ++step) {
-    const std::int64_t number = task.end - 1 - step;
-    const Span span = call.rows.span(number);
-    unsigned char* const stage = shared + static_cast<int>(step % Stages) * at.bytes;
+  const std::int64_t stride = call.value_heads * call.d_v * 2;
+  const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
+  unsigned char* stage = last_stage;
+  for (std::int64_t index = task.end - 1; index >= 0; --index) {
+    stage = stage == last_stage ? shared : stage + at.bytes;
     copy_wait<Stages - 2>();
     fence_async();
     __syncthreads();
@@ -80,10 +80,11 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
                                                             k == 0);
     }
     Engine::commit();
-    load(step + Stages - 1);
+    load(index - (Stages - 1));
     if (chunk.d_states != nullptr) {
-      store_state_tile<DK>(left, static_cast<unsigned char*>(chunk.d_states) +
-                                     2 * chunk.state_tile(number, task.head, task.tile));
+      store_state_tile<DK>(
+          left, static_cast<unsigned char*>(chunk.d_states) +
+                    2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
     }
     std::uint32_t query[4][4];  // scale in dO
 #pragma unroll
@@ -163,11 +164,10 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       }
       Engine::commit();
     }
-    const std::int64_t stride = call.value_heads * call.d_v * 2;
-    store_rows<typename Stage::Value>(right, stage + at.value,
-                                      static_cast<unsigned char*>(scan.back.d_v) +
-                                          span.first * stride + (task.head * call.d_v + column) * 2,
-                                      stride, span.count, call.d_v - column);
+    store_rows<typename Stage::Value>(
+        right, stage + at.value,
+        static_cast<unsigned char*>(scan.back.d_v) + place + index * kChunkRows * stride, stride,
+        task.count(index), call.d_v - column);
     Engine::template wait<0>();
     Engine::hold(state);
   }

@@ -66,21 +66,23 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     }
   }
 
-  const auto load = [&](std::int64_t number) {
-    if (number < task.end) {
-      unsigned char* stage = shared + static_cast<int>((number - task.first) % Stages) * at.bytes;
-      load_chunk<DK, Scaled>(chunk, at, stage, number, call.rows.span(number), task.head, value,
-                             column, Output);
-    }
+  const ChunkLoader<DK, Scaled, Delta, Output> loader(chunk, at, task.sequence, task.first_chunk,
+                                                      task.head, value, column);
+  unsigned char* const last_stage = shared + (Stages - 1) * at.bytes;
+  unsigned char* filled = shared;  // the stage that is filled next
+  const auto load = [&](std::int64_t index) {
+    if (index < task.end) loader.load(filled, index, task.count(index));
+    filled = filled == last_stage ? shared : filled + at.bytes;
     copy_commit();
   };
 #pragma unroll
-  for (int i = 0; i < Stages - 1; ++i) load(task.first + i);
+  for (int i = 0; i < Stages - 1; ++i) load(task.begin + i);
 
-  for (std::int64_t number = task.first; number < task.end; ++number) {
-    const Span span = call.rows.span(number);
-    unsigned char* const stage =
-        shared + static_cast<int>((number - task.first) % Stages) * at.bytes;
+  const std::int64_t stride = call.value_heads * call.d_v * 2;
+  const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
+  unsigned char* stage = last_stage;
+  for (std::int64_t index = task.begin; index < task.end; ++index) {
+    stage = stage == last_stage ? shared : stage + at.bytes;
     copy_wait<Stages - 2>();
     fence_async();
     // This chunk is here, and every warp is done with the one before, whose stage is filled next.
@@ -107,10 +109,11 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
-    load(number + Stages - 1);
+    load(index + Stages - 1);
     if (chunk.states != nullptr && !map) {
-      store_state_tile<DK>(left, static_cast<unsigned char*>(chunk.states) +
-                                     2 * chunk.state_tile(number, task.head, task.tile));
+      store_state_tile<DK>(
+          left, static_cast<unsigned char*>(chunk.states) +
+                    2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
     }
     if constexpr (Delta) {
       Engine::template wait<Output ? 1 : 0>();
@@ -205,13 +208,12 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
-    const std::int64_t stride = call.value_heads * call.d_v * 2;
-    const std::int64_t row = span.first * stride + (task.head * call.d_v + column) * 2;
+    const std::int64_t row = place + index * kChunkRows * stride;
     const int width = call.d_v - column;
     if (chunk.u != nullptr && !map) {
       store_rows<typename Stage::Value>(right, stage + at.value,
                                         static_cast<unsigned char*>(chunk.u) + row, stride,
-                                        span.count, width);
+                                        task.count(index), width);
     }
     Engine::template wait<0>();
     Engine::hold(state);
@@ -220,7 +222,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       round_to<Format>(right, seen);
       store_rows<typename Stage::Value>(right, stage + at.value,
                                         static_cast<unsigned char*>(call.o) + row, stride,
-                                        span.count, width);
+                                        task.count(index), width);
     }
   }
   copy_wait<0>();

@@ -54,56 +54,108 @@ constexpr bool fits_shared(int stage_bytes) {
   return Stages * stage_bytes <= 227 * 1024;
 }
 
-// `bytes` (a multiple of 16) as they stand.
-__device__ __forceinline__ void copy_block(unsigned char* shared, const unsigned char* global,
-                                           int bytes, int thread) {
-#pragma unroll 4
-  for (int i = thread * 16; i < bytes; i += kScanThreads * 16) copy_16(shared + i, global + i);
-}
-
-// Everything of one chunk for a block of value columns. `value` is v, or dO on the way back.
-template <int DK, bool Scaled>
-__device__ __forceinline__ void load_chunk(const ChunkCall& chunk, const ScanStage<DK, Scaled>& at,
-                                           unsigned char* stage, std::int64_t number,
-                                           const Span& span, std::int64_t head, const void* value,
-                                           int column, bool seen) {
+// Brings the tiles of a chunk to shared memory, for one head and block of value columns. Every
+// thread has its own place in the rows, so that a copy costs little more than its instruction.
+template <int DK, bool Scaled, bool Delta, bool Seen>
+class ChunkLoader {
   using Stage = ScanStage<DK, Scaled>;
-  const TwoKeyCall& call = chunk.call;
-  const int thread = static_cast<int>(threadIdx.x);
-  const unsigned char* record = chunk.record(number, head);
-  const RecordLayout& layout = chunk.layout;
-  if constexpr (Scaled) {
-    constexpr int kBytes = Stage::Key::kBytes;
-    if (call.delta) copy_block(stage + at.erase, record + layout.erase, kBytes, thread);
-    copy_block(stage + at.write, record + layout.write, kBytes, thread);
-    if (seen) copy_block(stage + at.query, record + layout.query, kBytes, thread);
-  } else {
-    const std::int64_t stride = call.heads * call.d_k * 2;
-    const std::int64_t offset = span.first * stride + call.key_head(head) * call.d_k * 2;
-    const auto rows = [&](int to, const void* from) {
-      load_tile<typename Stage::Key>(stage + to, static_cast<const unsigned char*>(from) + offset,
-                                     stride, span.count, call.d_k, thread, kScanThreads);
-    };
-    if (call.delta && !call.same_key) rows(at.erase, call.e);
-    rows(at.write, call.w);
-    if (seen) rows(at.query, call.q);
+  static constexpr int kPieces = DK / 8, kKeyRows = kScanThreads / kPieces;  // of one pass
+  static constexpr int kValuePieces = kValueTile / 8, kValueRows = kScanThreads / kValuePieces;
+
+ public:
+  // Chunks are counted from `first`, the number of the first one of the sequence. `value` is v, or
+  // dO on the way back, or null.
+  __device__ ChunkLoader(const ChunkCall& chunk, const Stage& at, std::int64_t sequence,
+                         std::int64_t first, std::int64_t head, const void* value, int column)
+      : at_(at), separate_(at.erase != at.write) {
+    const TwoKeyCall& call = chunk.call;
+    const int thread = static_cast<int>(threadIdx.x);
+    const std::int64_t row = call.rows.begin(sequence);
+    record_step_ = call.value_heads * chunk.layout.bytes;
+    record_ = chunk.record(first, head) + thread * 16;
+    square_p_ = static_cast<int>(chunk.layout.square_p);
+    numbers_ = static_cast<int>(chunk.layout.in);
+    if constexpr (Scaled) {
+      scaled_[0] = chunk.layout.query;
+      scaled_[1] = chunk.layout.erase;
+      scaled_[2] = chunk.layout.write;
+    } else {
+      key_row_ = call.heads * call.d_k * 2;
+      key_first_ = thread / kPieces;
+      key_place_ = thread % kPieces * Stage::Key::kColumn + key_first_ * 16;
+      key_inside_ = thread % kPieces * 8 < call.d_k;
+      const std::int64_t offset = (row + key_first_) * key_row_ +
+                                  call.key_head(head) * call.d_k * 2 + thread % kPieces * 16;
+      query_ = static_cast<const unsigned char*>(call.q) + offset;
+      erase_ = static_cast<const unsigned char*>(call.e) + offset;
+      write_ = static_cast<const unsigned char*>(call.w) + offset;
+    }
+    value_row_ = call.value_heads * call.d_v * 2;
+    value_first_ = thread / kValuePieces;
+    value_place_ = thread % kValuePieces * Stage::Value::kColumn + value_first_ * 16;
+    value_inside_ = column + thread % kValuePieces * 8 < call.d_v;
+    value_ = value == nullptr
+                 ? nullptr
+                 : static_cast<const unsigned char*>(value) + (row + value_first_) * value_row_ +
+                       (head * call.d_v + column) * 2 + thread % kValuePieces * 16;
   }
-  if (value != nullptr) {
-    const std::int64_t stride = call.value_heads * call.d_v * 2;
-    load_tile<typename Stage::Value>(
-        stage + at.value,
-        static_cast<const unsigned char*>(value) + span.first * stride +
-            (head * call.d_v + column) * 2,
-        stride, span.count, call.d_v - column < kValueTile ? call.d_v - column : kValueTile, thread,
-        kScanThreads);
+
+  // Chunk `index` of the sequence, `count` rows.
+  __device__ void load(unsigned char* stage, std::int64_t index, int count) const {
+    const unsigned char* record = record_ + index * record_step_;
+    unsigned char* own = stage + threadIdx.x * 16;
+    if constexpr (Scaled) {
+      if constexpr (Delta) blocks<Stage::Key::kBytes>(own + at_.erase, record + scaled_[1]);
+      blocks<Stage::Key::kBytes>(own + at_.write, record + scaled_[2]);
+      if constexpr (Seen) blocks<Stage::Key::kBytes>(own + at_.query, record + scaled_[0]);
+    } else {
+      const std::int64_t offset = index * 64 * key_row_;
+      const auto rows = [&](int tile, const unsigned char* from) {
+        passes<64 / kKeyRows, kKeyRows>(stage + tile + key_place_, from + offset, key_row_,
+                                        key_inside_ ? count - key_first_ : 0);
+      };
+      if constexpr (Delta) {
+        if (separate_) rows(at_.erase, erase_);
+      }
+      rows(at_.write, write_);
+      if constexpr (Seen) rows(at_.query, query_);
+    }
+    if (value_ != nullptr) {
+      passes<64 / kValueRows, kValueRows>(stage + at_.value + value_place_,
+                                          value_ + index * 64 * value_row_, value_row_,
+                                          value_inside_ ? count - value_first_ : 0);
+    }
+    if constexpr (Delta) blocks<kSquareBytes>(own + at_.square_t, record);
+    if constexpr (Seen) blocks<kSquareBytes>(own + at_.square_p, record + square_p_);
+    // in, out, gain and keep stand one behind the other on both sides.
+    if (threadIdx.x * 16 < 3 * 256 + DK * 4) copy_16(own + at_.in, record + numbers_);
   }
-  if (call.delta) copy_block(stage + at.square_t, record + layout.square_t, kSquareBytes, thread);
-  if (seen) copy_block(stage + at.square_p, record + layout.square_p, kSquareBytes, thread);
-  copy_block(stage + at.in, record + layout.in, 256, thread);
-  copy_block(stage + at.out, record + layout.out, 256, thread);
-  copy_block(stage + at.gain, record + layout.gain, 256, thread);
-  copy_block(stage + at.keep, record + layout.keep, DK * 4, thread);
-}
+
+ private:
+  template <int Count, int Rows>
+  static __device__ __forceinline__ void passes(unsigned char* tile, const unsigned char* from,
+                                                std::int64_t stride, int left) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      copy_16(tile + i * Rows * 16, from, i * Rows < left);
+      from += Rows * stride;
+    }
+  }
+  template <int Bytes>
+  static __device__ __forceinline__ void blocks(unsigned char* to, const unsigned char* from) {
+#pragma unroll
+    for (int i = 0; i < Bytes / (kScanThreads * 16); ++i) {
+      copy_16(to + i * kScanThreads * 16, from + i * kScanThreads * 16);
+    }
+  }
+
+  const Stage& at_;
+  bool separate_;  // e has a tile of its own
+  const unsigned char *query_ = nullptr, *erase_ = nullptr, *write_ = nullptr, *value_, *record_;
+  std::int64_t key_row_ = 0, value_row_, record_step_, scaled_[3] = {0, 0, 0};
+  int key_first_ = 0, key_place_ = 0, value_first_, value_place_, square_p_, numbers_;
+  bool key_inside_ = false, value_inside_;
+};
 
 // Fragments of a matrix of 16 rows per warp: accumulators d of n / 8 tiles of 8 columns side by
 // side. Columns 16 k .. of it, rounded, are the left side a[k] of a product.
@@ -186,7 +238,9 @@ __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 1
 struct ScanTask {
   std::int64_t sequence, head;
   int tile, segment;
-  std::int64_t first, end;  // chunks
+  std::int64_t first_chunk;  // number of the sequence's first chunk
+  std::int64_t begin, end;   // chunks of the segment, counted from first_chunk
+  std::int64_t row, rows;    // of the sequence
 
   // Blocks are numbered [sequence, segment, tile, head]: neighbours share keys where heads do.
   __device__ ScanTask(const ChunkCall& chunk, std::int64_t block, int tiles, int segments) {
@@ -195,11 +249,17 @@ struct ScanTask {
     tile = static_cast<int>(block / heads % tiles);
     segment = static_cast<int>(block / heads / tiles % segments);
     sequence = block / heads / tiles / segments;
-    const Rows& rows = chunk.call.rows;
-    const std::int64_t start = rows.first_chunk(sequence),
-                       count = rows.first_chunk(sequence + 1) - start;
-    first = start + count * segment / segments;
-    end = start + count * (segment + 1) / segments;
+    const Rows& all = chunk.call.rows;
+    row = all.begin(sequence);
+    rows = all.end(sequence) - row;
+    first_chunk = all.first_chunk(sequence);
+    const std::int64_t count = (rows + kChunkRows - 1) / kChunkRows;
+    begin = count * segment / segments;
+    end = count * (segment + 1) / segments;
+  }
+  __device__ int count(std::int64_t index) const {
+    const std::int64_t left = rows - index * kChunkRows;
+    return static_cast<int>(left < kChunkRows ? left : kChunkRows);
   }
 };
 
