@@ -52,8 +52,7 @@ inline DecayConstants constants_of(const Decay& in) {
 template <class Real>
 void fill_rates(Real* rates, DecayForm form, const Real* a_log, std::int64_t heads) {
   for (std::int64_t h = 0; h < heads; ++h) {
-    rates[h] = a_log != nullptr ? std::exp(a_log[h]) : 1;
-    if (form == DecayForm::fixed) rates[h] = std::exp2(static_cast<Real>(-5 - h));
+    rates[h] = decay_rate(form, a_log != nullptr ? a_log[h] : Real(0), h);
   }
 }
 

@@ -2,7 +2,10 @@
 
 // The decay axis for one element: the log decay g <= 0 from a logit x, with derivatives. To add a
 // decay: a value of DecayForm (choices.hpp), a struct here, a line in with_decay(). The reference
-// computes it with Real = double, the cpu backend with vectors of floats.
+// computes it with Real = double, the cpu backend with vectors of floats, the cuda backend with
+// floats.
+
+#include <cstdint>
 
 #include "recurrence/axes/scalar.hpp"
 #include "recurrence/choices.hpp"
@@ -33,13 +36,13 @@ template <class Real>
 struct SoftplusDecay {
   Real dt_min, dt_max;
 
-  explicit SoftplusDecay(const DecayConstants& in)
+  RANKONE_HOST_DEVICE explicit SoftplusDecay(const DecayConstants& in)
       : dt_min(static_cast<Real>(in.dt_min)), dt_max(static_cast<Real>(in.dt_max)) {}
-  DecayValue<Real> value(Real x, Real A) const {
+  RANKONE_HOST_DEVICE DecayValue<Real> value(Real x, Real A) const {
     const Real dt = min_of(max_of(softplus(x), dt_min), dt_max);
     return {-A * dt, dt};
   }
-  DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real d_dt) const {
+  RANKONE_HOST_DEVICE DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real d_dt) const {
     const Real free = softplus(x);
     const Real dt = min_of(max_of(free, dt_min), dt_max);
     const Real d_free = select(free == dt, d_dt - A * d_g, Real(0));
@@ -52,9 +55,12 @@ template <class Real>
 struct LowerBoundDecay {
   Real bound;
 
-  explicit LowerBoundDecay(const DecayConstants& in) : bound(static_cast<Real>(in.bound)) {}
-  DecayValue<Real> value(Real x, Real A) const { return {bound * sigmoid(A * x), Real(0)}; }
-  DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real) const {
+  RANKONE_HOST_DEVICE explicit LowerBoundDecay(const DecayConstants& in)
+      : bound(static_cast<Real>(in.bound)) {}
+  RANKONE_HOST_DEVICE DecayValue<Real> value(Real x, Real A) const {
+    return {bound * sigmoid(A * x), Real(0)};
+  }
+  RANKONE_HOST_DEVICE DecayDerivative<Real> vjp(Real x, Real A, Real d_g, Real) const {
     const Real d_product = d_g * bound * sigmoid(A * x) * sigmoid(-A * x);
     return {d_product * A, d_product * A * x};
   }
@@ -65,12 +71,12 @@ template <class Real>
 struct LogSigmoidDecay {
   Real normalizer, clamp;
 
-  explicit LogSigmoidDecay(const DecayConstants& in)
+  RANKONE_HOST_DEVICE explicit LogSigmoidDecay(const DecayConstants& in)
       : normalizer(static_cast<Real>(in.normalizer)), clamp(static_cast<Real>(in.clamp)) {}
-  DecayValue<Real> value(Real x, Real) const {
+  RANKONE_HOST_DEVICE DecayValue<Real> value(Real x, Real) const {
     return {max_of(-softplus(-x) / normalizer, clamp), Real(0)};
   }
-  DecayDerivative<Real> vjp(Real x, Real, Real d_g, Real) const {
+  RANKONE_HOST_DEVICE DecayDerivative<Real> vjp(Real x, Real, Real d_g, Real) const {
     const Real free = -softplus(-x) / normalizer;
     return {select(free > clamp, d_g * sigmoid(-x) / normalizer, Real(0)), Real(0)};
   }
@@ -80,14 +86,24 @@ struct LogSigmoidDecay {
 // Source: RetNet (arXiv 2307.08621).
 template <class Real>
 struct FixedDecay {
-  explicit FixedDecay(const DecayConstants&) {}
-  DecayValue<Real> value(Real, Real A) const { return {log1p_of(-A), Real(0)}; }
-  DecayDerivative<Real> vjp(Real, Real, Real, Real) const { return {Real(0), Real(0)}; }
+  RANKONE_HOST_DEVICE explicit FixedDecay(const DecayConstants&) {}
+  RANKONE_HOST_DEVICE DecayValue<Real> value(Real, Real A) const { return {log1p_of(-A), Real(0)}; }
+  RANKONE_HOST_DEVICE DecayDerivative<Real> vjp(Real, Real, Real, Real) const {
+    return {Real(0), Real(0)};
+  }
 };
+
+#ifndef RANKONE_ISA
+// A of a head, from its a_log (0 where the call has none).
+template <class Real>
+RANKONE_HOST_DEVICE Real decay_rate(DecayForm form, Real a_log, std::int64_t head) {
+  return form == DecayForm::fixed ? std::exp2(static_cast<Real>(-5 - head)) : exp_of(a_log);
+}
+#endif
 
 // Calls visit(policy) with the policy of in.form.
 template <class Real, class Visit>
-void with_decay(const DecayConstants& in, Visit&& visit) {
+RANKONE_HOST_DEVICE void with_decay(const DecayConstants& in, Visit&& visit) {
   switch (in.form) {
     case DecayForm::softplus:
       return visit(SoftplusDecay<Real>(in));

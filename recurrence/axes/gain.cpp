@@ -1,5 +1,7 @@
 #include "recurrence/axes/gain.hpp"
 
+#include "recurrence/recurrence.hpp"
+
 namespace rankone::recurrence {
 
 bool is_key_norm(GainKind kind) {

@@ -1,17 +1,18 @@
 #pragma once
 
 // The gain axis for one token and head: the gain b, with its derivatives. To add a gain: a value of
-// GainKind (recurrence.hpp), a struct here and a line in with_gain().
+// GainKind (choices.hpp), a struct here and a line in with_gain().
 //
 // A key-norm gain is returned in the bounded form: with N = e . w and n^2 = N + eps the keys and
 // the value are divided by n and the gain is multiplied by n^2, so `b` below is (gain of the paper)
-// times (N + eps), written so that nothing is divided by N.
+// times (N + eps), written so that nothing is divided by N. Every backend computes with these
+// structs.
 
 #include <cmath>
 #include <cstdint>
 
 #include "recurrence/axes/scalar.hpp"
-#include "recurrence/recurrence.hpp"
+#include "recurrence/choices.hpp"
 
 namespace rankone::recurrence {
 
@@ -33,7 +34,7 @@ struct GainValue {
 struct OneGain {
   static constexpr bool key_norm = false;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>&) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>&) {
     return {1, 0, 0, 0};
   }
 };
@@ -43,7 +44,7 @@ template <int Scale>
 struct SigmoidGain {
   static constexpr bool key_norm = false;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>& in) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>& in) {
     const Real beta = Scale * sigmoid(in.x);
     return {beta, beta * sigmoid(-in.x), 0, 0};
   }
@@ -53,7 +54,7 @@ struct SigmoidGain {
 struct TimeStepGain {
   static constexpr bool key_norm = false;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>& in) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>& in) {
     return {in.x, 1, 0, 0};
   }
 };
@@ -62,7 +63,7 @@ struct TimeStepGain {
 struct KaczmarzGain {
   static constexpr bool key_norm = true;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>& in) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>& in) {
     const Real beta = sigmoid(in.x);
     return {beta, beta * sigmoid(-in.x), 0, 0};
   }
@@ -72,7 +73,7 @@ struct KaczmarzGain {
 struct NlmsGain {
   static constexpr bool key_norm = true;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>&) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>&) {
     return {1, 0, 0, 0};
   }
 };
@@ -81,7 +82,7 @@ struct NlmsGain {
 struct LonghornGain {
   static constexpr bool key_norm = true;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>& in) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>& in) {
     const Real beta = sigmoid(in.x), norm = in.N + in.eps, below = 1 + beta * in.N;
     const Real d_beta = norm / (below * below);
     return {beta * norm / below, d_beta * beta * sigmoid(-in.x),
@@ -94,7 +95,7 @@ struct LonghornGain {
 struct EflaGain {
   static constexpr bool key_norm = true;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>& in) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>& in) {
     const Real beta = sigmoid(in.x), norm = in.N + in.eps, y = beta * in.N;
     const Real m = exponential_mean(y);
     const Real d_N = beta * m + norm * beta * beta * exponential_mean_derivative(y);
@@ -107,7 +108,7 @@ struct EflaGain {
 struct LearnedScalarGain {
   static constexpr bool key_norm = true;
   template <class Real>
-  static GainValue<Real> value(const GainInputs<Real>& in) {
+  RANKONE_HOST_DEVICE static GainValue<Real> value(const GainInputs<Real>& in) {
     const Real beta = sigmoid(in.x), s = softplus(in.theta), norm = in.N + in.eps;
     // At N = eps = 0 there is no write at all: any finite gain will do.
     if (norm == 0) return {0, 0, 0, 0};
@@ -120,7 +121,7 @@ struct LearnedScalarGain {
 // Calls visit(policy) with the policy of `kind`. The vector gain has no scalar: it gates keys and
 // values (prologue.hpp).
 template <class Visit>
-void with_gain(GainKind kind, Visit&& visit) {
+RANKONE_HOST_DEVICE void with_gain(GainKind kind, Visit&& visit) {
   switch (kind) {
     case GainKind::one:
     case GainKind::vector:
@@ -146,7 +147,7 @@ void with_gain(GainKind kind, Visit&& visit) {
 
 // f(t), t >= 1.
 template <class Real>
-Real time_factor(TimeFactor kind, std::int64_t t) {
+RANKONE_HOST_DEVICE Real time_factor(TimeFactor kind, std::int64_t t) {
   const auto time = static_cast<double>(t);
   switch (kind) {
     case TimeFactor::none:

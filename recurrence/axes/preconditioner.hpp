@@ -8,7 +8,8 @@
 //
 // Source: Preconditioned DeltaNet (arXiv 2604.21100), Sec. 4.
 
-#include <cmath>
+#include "recurrence/axes/scalar.hpp"
+#include "recurrence/choices.hpp"
 
 namespace rankone::recurrence {
 
@@ -20,23 +21,33 @@ struct PreconditionFactor {
 };
 
 template <class Real>
-PreconditionFactor<Real> atk_factor(Real state, Real center, Real log_x, Real eps) {
-  const Real r = std::log(state + eps) - center;
-  const Real range = 1 + std::abs(r);
-  const Real factor = std::exp(-log_x * r / range);
+RANKONE_HOST_DEVICE PreconditionFactor<Real> atk_factor(Real state, Real center, Real log_x,
+                                                        Real eps) {
+  const Real r = log_of(state + eps) - center;
+  const Real range = 1 + abs_of(r);
+  const Real factor = exp_of(-log_x * r / range);
   const Real d_r = -log_x * factor / (range * range);
   return {factor, d_r / (state + eps), -d_r};
 }
 
 template <class Real>
-PreconditionFactor<Real> atq_factor(Real state, Real ridge) {
+RANKONE_HOST_DEVICE PreconditionFactor<Real> atq_factor(Real state, Real ridge) {
   const Real factor = 1 / (state + ridge);
   return {factor, -factor * factor, -factor * factor};
 }
 
+// The factor of a diagonal kind; `parameter` is center (atk) or ridge (atq).
+template <class Real>
+RANKONE_HOST_DEVICE PreconditionFactor<Real> precondition_factor(PreconditionerKind kind,
+                                                                 Real state, Real parameter,
+                                                                 Real log_x, Real eps) {
+  return kind == PreconditionerKind::atk ? atk_factor(state, parameter, log_x, eps)
+                                         : atq_factor(state, parameter);
+}
+
 // A_t from A_{t-1}: A = exp(g) A + b k^2.
 template <class Real>
-Real precondition_step(Real state, Real decay, Real gain, Real key) {
+RANKONE_HOST_DEVICE Real precondition_step(Real state, Real decay, Real gain, Real key) {
   return decay * state + gain * key * key;
 }
 

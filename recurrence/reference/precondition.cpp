@@ -57,7 +57,7 @@ struct Factor {
   }
   PreconditionFactor<double> operator()(double state, std::int64_t head, std::int64_t d) const {
     const double at = parameter[parameter_at(head, d)];
-    return atk() ? atk_factor(state, at, std::log(in.x), in.eps) : atq_factor(state, at);
+    return precondition_factor(in.kind, state, at, std::log(in.x), in.eps);
   }
 };
 
