@@ -38,6 +38,8 @@ inline std::uint32_t to_tf32(float value) {
   // To nearest, ties away from zero, 13 bits dropped.
   return (std::bit_cast<std::uint32_t>(value) + 0x1000U) & 0xffffe000U;
 }
+inline float log2_fast(float x) { return std::log2(x); }
+inline float reciprocal_fast(float x) { return 1.0F / x; }
 inline float exp2_fast(float x) { return x < -126.0F ? 0.0F : std::exp2(x); }
 
 // ---- Shared memory -----------------------------------------------------------------------------
