@@ -17,6 +17,9 @@ if(RANKONE_SANITIZE)
     "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${RANKONE_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(rankone_options INTERFACE -fsanitize=${RANKONE_SANITIZE})
 endif()
+if(RANKONE_CUDA)
+  target_compile_definitions(rankone_options INTERFACE RANKONE_WITH_CUDA)
+endif()
 # rankone_layer(NAME [DEPENDS lib...]): the library rankone_NAME from all .cpp files of the folder and of
 # its subfolders axes, reference and cpu, and cuda in a build with CUDA.
 function(rankone_layer name)

@@ -50,9 +50,24 @@ void* Arena::allocate(std::size_t bytes) {
 void Arena::add_block(std::size_t bytes) {
   const std::size_t size =
       std::max(bytes, blocks_.empty() ? kSmallestBlock : blocks_.back().size * 2);
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size));
-  if (memory == nullptr) fail(Status::out_of_memory, "[arena] can not allocate {} bytes", size);
-  blocks_.push_back(Block{{memory, [](std::byte* pointer) { std::free(pointer); }}, memory, size});
+  std::byte* memory = source_.allocate(size);
+  blocks_.push_back(Block{{memory, source_.release}, memory, size});
+}
+
+MemorySource Arena::host_memory() {
+  return {[](std::size_t bytes) {
+            auto* memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes));
+            if (memory == nullptr) {
+              fail(Status::out_of_memory, "[arena] can not allocate {} bytes", bytes);
+            }
+            return memory;
+          },
+          [](std::byte* memory) { std::free(memory); }};
+}
+
+void Arena::set_source(const MemorySource& source) {
+  assert(blocks_.empty());
+  source_ = source;
 }
 
 void Arena::reserve(std::size_t bytes) {

@@ -10,6 +10,12 @@
 
 namespace rankone {
 
+// Memory of a device. `allocate` gives at least 64-byte aligned memory or fails.
+struct MemorySource {
+  std::byte* (*allocate)(std::size_t bytes);
+  void (*release)(std::byte* memory);
+};
+
 class Arena {
  public:
   struct Mark {
@@ -19,6 +25,8 @@ class Arena {
 
   // Ensures one block of at least `bytes`; the arena must be empty (nothing handed out).
   void reserve(std::size_t bytes);
+  // Where blocks come from; the host's memory if never called. Before any block is there.
+  void set_source(const MemorySource& source);
   // Uses `memory` (64-byte aligned, `bytes` long) of the caller's and never grows.
   void adopt(void* memory, std::size_t bytes);
 
@@ -41,8 +49,10 @@ class Arena {
     std::byte* memory;
     std::size_t size;
   };
+  static MemorySource host_memory();
   void add_block(std::size_t bytes);
 
+  MemorySource source_ = host_memory();
   std::vector<Block> blocks_;
   Mark current_;
   std::size_t peak_ = 0;

@@ -1,8 +1,19 @@
 #include "core/context.hpp"
 
+#include "core/device.hpp"
 #include "core/status.hpp"
 
 namespace rankone {
+
+Context::Context(ContextOptions options)
+    : Context(options, std::make_shared<ThreadPool>(options.threads)) {}
+
+Context::Context(ContextOptions options, std::shared_ptr<ThreadPool> pool)
+    : options_(std::move(options)), threads_(std::move(pool)) {
+  if (options_.device != Device::cuda) return;
+  require_gpu(options_.device_index);
+  arena_.set_source(gpu_memory());
+}
 
 std::size_t Context::checked_bytes(const Shape& shape, Dtype dtype) {
   return checked_multiply(static_cast<std::size_t>(shape.count()), size_of(dtype),

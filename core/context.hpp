@@ -17,6 +17,7 @@ enum class Device { cpu, cuda };
 
 struct ContextOptions {
   Device device = Device::cpu;
+  int device_index = 0;    // which GPU on CUDA; ignored on the CPU
   void* stream = nullptr;  // a cudaStream_t on CUDA; ignored on the CPU
   int threads = 0;         // 0: as many as the machine allows
   // Names in order of preference. The first backend that accepts a call runs it; "reference"
@@ -26,13 +27,14 @@ struct ContextOptions {
 
 class Context {
  public:
-  explicit Context(ContextOptions options = {})
-      : options_(std::move(options)), threads_(std::make_shared<ThreadPool>(options_.threads)) {}
+  // On CUDA the arena is memory of the GPU. Fails with Status::unsupported where this build or this
+  // machine has no CUDA (core/device.hpp).
+  explicit Context(ContextOptions options = {});
   // Shares the pool of another context.
-  Context(ContextOptions options, std::shared_ptr<ThreadPool> pool)
-      : options_(std::move(options)), threads_(std::move(pool)) {}
+  Context(ContextOptions options, std::shared_ptr<ThreadPool> pool);
 
   Device device() const { return options_.device; }
+  int device_index() const { return options_.device_index; }
   void* stream() const { return options_.stream; }
   void set_stream(void* stream) { options_.stream = stream; }
   const std::vector<std::string>& backends() const { return options_.backends; }

@@ -30,6 +30,9 @@ Sequences Sequences::packed(std::span<const std::int64_t> cu_seqlens) {
   }
   Sequences result;
   result.boundaries_.assign(cu_seqlens.begin(), cu_seqlens.end());
+  for (std::int64_t i = 1; i < result.count(); ++i) {
+    result.even_ = result.even_ && result.length(i) == result.length(0);
+  }
   return result;
 }
 

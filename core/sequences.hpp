@@ -28,10 +28,13 @@ class Sequences {
   }
   std::int64_t length(std::int64_t sequence) const { return end(sequence) - begin(sequence); }
   std::int64_t longest() const;
+  // Whether all sequences have one length, as in every dense call.
+  bool even() const { return even_; }
   std::span<const std::int64_t> boundaries() const { return boundaries_; }
 
  private:
   std::vector<std::int64_t> boundaries_{0};
+  bool even_ = true;
 };
 
 }  // namespace rankone

@@ -138,6 +138,12 @@ Tensor Tensor::view(void* data, const Shape& shape, Dtype dtype,
   return result;
 }
 
+Tensor Tensor::owned(std::shared_ptr<void> owner, const Shape& shape, Dtype dtype) {
+  Tensor result = view(owner.get(), shape, dtype);
+  result.owner_ = std::move(owner);
+  return result;
+}
+
 bool Tensor::contiguous() const {
   std::int64_t expected = 1;
   for (int i = rank() - 1; i >= 0; --i) {

@@ -51,6 +51,8 @@ class Tensor {
   static Tensor view(void* data, const Shape& shape, Dtype dtype);
   static Tensor view(void* data, const Shape& shape, Dtype dtype,
                      std::span<const std::int64_t> strides);
+  // The same over memory that lives as long as `owner`, to whose start it points.
+  static Tensor owned(std::shared_ptr<void> owner, const Shape& shape, Dtype dtype);
   template <class T>
   static Tensor of(std::span<const T> values, const Shape& shape);  // owner, copied
 

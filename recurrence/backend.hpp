@@ -47,6 +47,9 @@ class Backend {
 
 const Backend& reference_backend();
 const Backend& cpu_backend();
+#if defined(RANKONE_WITH_CUDA)
+const Backend& cuda_backend();
+#endif
 
 // Adds a backend that the preference list of a Context can then name, before the built-in ones of
 // the same name. For tests; the backend must outlive its use. Returns a function-local registration

@@ -18,6 +18,11 @@
 
 #include "core/cuda_emulation/language.hpp"
 
+#elif !defined(__CUDACC__)
+
+// The host side of the kernels, without nvcc: for the structs that calls are made of.
+#include <cuda_runtime_api.h>
+
 #else
 
 #include <cuda_runtime.h>

@@ -1,0 +1,83 @@
+#include "recurrence/cuda/cuda_backend.hpp"
+
+#include "core/status.hpp"
+
+namespace rankone::recurrence {
+namespace {
+
+#if defined(RANKONE_CUDA_EMULATION)
+constexpr std::string_view kName = "cuda-emulated";
+constexpr Device kDevice = Device::cpu;
+#else
+constexpr std::string_view kName = "cuda";
+constexpr Device kDevice = Device::cuda;
+#endif
+
+[[noreturn]] void missing(std::string_view operation) {
+  fail(Status::unsupported, "[{}] this operator is not available on cuda (use the CPU)", operation);
+}
+
+}  // namespace
+
+std::string_view CudaBackend::name() const { return kName; }
+
+bool CudaBackend::accepts(const CallShape& call) const {
+  const bool format =
+      call.dtype == Dtype::f32 || call.dtype == Dtype::bf16 || call.dtype == Dtype::f16;
+  return call.device == kDevice && format && !call.gram;
+}
+
+#if !defined(RANKONE_CUDA_EMULATION)
+const Backend& cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+#endif
+
+// An operator that gets its kernels moves from here into the file of its subject.
+
+void CudaBackend::precondition(Context&, const Sequences&, const Precondition&,
+                               const PreconditionOut&) const {
+  missing("precondition");
+}
+
+void CudaBackend::precondition_vjp(Context&, const Sequences&, const Precondition&,
+                                   const PreconditionCotangents&, const PreconditionGrads&) const {
+  missing("precondition_vjp");
+}
+
+void CudaBackend::decay(Context&, const Decay&, const DecayOut&) const { missing("decay"); }
+
+void CudaBackend::decay_vjp(Context&, const Decay&, const DecayCotangents&,
+                            const DecayGrads&) const {
+  missing("decay_vjp");
+}
+
+void CudaBackend::gain(Context&, const Sequences&, const Gain&, const GainOut&) const {
+  missing("gain");
+}
+
+void CudaBackend::gain_vjp(Context&, const Sequences&, const Gain&, const GainCotangents&,
+                           const GainGrads&) const {
+  missing("gain_vjp");
+}
+
+void CudaBackend::mesa(Context&, const Sequences&, const Mesa&, const MesaOut&) const {
+  missing("mesa");
+}
+
+void CudaBackend::mesa_vjp(Context&, const Sequences&, const Mesa&, const MesaCotangents&,
+                           const MesaGrads&) const {
+  missing("mesa_vjp");
+}
+
+void CudaBackend::longhorn(Context&, const Sequences&, const Longhorn&, const LonghornOut&) const {
+  missing("longhorn");
+}
+
+void CudaBackend::longhorn_vjp(Context&, const Sequences&, const Longhorn&,
+                               const LonghornCotangents&, const LonghornGrads&) const {
+  missing("longhorn_vjp");
+}
+
+}  // namespace rankone::recurrence

@@ -1,0 +1,52 @@
+#pragma once
+
+// The backend under test: the GPU in a build with CUDA, else the same code on emulated threads.
+
+#include <gtest/gtest.h>
+
+#include "core/context.hpp"
+#include "core/device.hpp"
+#include "recurrence/backend.hpp"
+#include "recurrence/cuda/cuda_backend.hpp"
+#if defined(RANKONE_CUDA_EMULATION)
+#include "core/cuda/language.hpp"
+#endif
+
+namespace rankone::test {
+
+#if defined(RANKONE_CUDA_EMULATION)
+inline constexpr bool kEmulated = true;
+#else
+inline constexpr bool kEmulated = false;
+#endif
+
+inline const char* backend_name() { return kEmulated ? "cuda-emulated" : "cuda"; }
+
+inline Context cuda_context() {
+#if defined(RANKONE_CUDA_EMULATION)
+  static const recurrence::CudaBackend backend;
+  static const recurrence::RegisteredBackend registration(backend);
+  return Context({.threads = 1, .backends = {backend_name()}});
+#else
+  return Context({.device = Device::cuda, .threads = 1, .backends = {backend_name()}});
+#endif
+}
+
+// How the emulation takes the turns of the threads of a block; nothing on a GPU.
+inline void set_thread_order(std::uint64_t seed) {
+#if defined(RANKONE_CUDA_EMULATION)
+  cuda::emulation::set_order(seed);
+#else
+  static_cast<void>(seed);
+#endif
+}
+
+// First line of every test that needs the backend.
+#define RANKONE_NEEDS_CUDA()                                \
+  if (const std::string problem = ::rankone::gpu_problem(); \
+      !::rankone::test::kEmulated && !problem.empty()) {    \
+    GTEST_SKIP() << problem;                                \
+  }                                                         \
+  static_assert(true)
+
+}  // namespace rankone::test
