@@ -236,16 +236,20 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, std:
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
-// Of a matrix in shared memory without swizzling, in cores of 8 rows of 16 bytes (128 bytes, rows
-// one behind the other). `leading` and `stride` are distances in bytes between neighbouring cores:
-// for a matrix read with its contraction along the 16-byte rows, leading is the one along the
+// Of a matrix in shared memory. Not swizzled: in cores of 8 rows of 16 bytes (128 bytes, rows one
+// behind the other); `leading` and `stride` are the distances in bytes between neighbouring cores:
+// for a matrix read with its contraction along the 16-byte rows leading is the one along the
 // contraction and stride the one across it; for a transposed one (contraction down the 8 rows)
 // leading is again the one along the contraction.
+// Swizzled: in groups of 8 rows of 128 bytes (1,024 bytes, aligned so) whose 16-byte pieces stand
+// at piece ^ row; stride is the distance between neighbouring groups of 8 rows, leading, for a
+// transposed matrix, the one between neighbouring blocks of 64 columns.
 __device__ __forceinline__ std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
-                                                           std::uint32_t stride) {
+                                                           std::uint32_t stride, bool swizzled) {
   return (static_cast<std::uint64_t>(shared_address(start) & 0x3ffffU) >> 4) |
          (static_cast<std::uint64_t>(leading >> 4) << 16) |
-         (static_cast<std::uint64_t>(stride >> 4) << 32);
+         (static_cast<std::uint64_t>(stride >> 4) << 32) |
+         (static_cast<std::uint64_t>(swizzled ? 1 : 0) << 62);
 }
 
 #endif

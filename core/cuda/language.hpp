@@ -31,9 +31,9 @@
 
 namespace rankone::cuda {
 
-// Dynamic shared memory of the block, 128-byte aligned.
+// Dynamic shared memory of the block, aligned to 1,024 bytes (what the swizzle of RowTile needs).
 __device__ __forceinline__ unsigned char* shared_memory() {
-  extern __shared__ __align__(128) unsigned char rankone_shared[];
+  extern __shared__ __align__(1024) unsigned char rankone_shared[];
   return rankone_shared;
 }
 

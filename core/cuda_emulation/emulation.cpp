@@ -237,10 +237,10 @@ void run(std::int64_t blocks, int threads, std::size_t shared_bytes,
     block.barriers.fill(Barrier{});
     // Fresh memory full of NaN for each block, of the exact size: an address sanitizer sees what
     // lies beyond it.
-    block.memory.reset(new unsigned char[shared_bytes + 128]);
-    std::memset(block.memory.get(), 0xff, shared_bytes + 128);
+    block.memory.reset(new unsigned char[shared_bytes + 1024]);
+    std::memset(block.memory.get(), 0xff, shared_bytes + 1024);
     const auto address = reinterpret_cast<std::uintptr_t>(block.memory.get());
-    block.shared = block.memory.get() + (128 - address % 128);
+    block.shared = block.memory.get() + (1024 - address % 1024);
     block.shared_bytes = shared_bytes;
     block.kernel = &kernel;
     start_copies(threads);

@@ -217,10 +217,11 @@ inline void copy_bulk(void* shared, const void* global, std::uint32_t bytes,
 inline void fence_async() {}
 
 inline std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
-                                       std::uint32_t stride) {
+                                       std::uint32_t stride, bool swizzled) {
   return (static_cast<std::uint64_t>(shared_address(start) & 0x3ffffU) >> 4) |
          (static_cast<std::uint64_t>(leading >> 4) << 16) |
-         (static_cast<std::uint64_t>(stride >> 4) << 32);
+         (static_cast<std::uint64_t>(stride >> 4) << 32) |
+         (static_cast<std::uint64_t>(swizzled ? 1 : 0) << 62);
 }
 
 inline void wgmma_fence() {}
@@ -240,11 +241,20 @@ void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, b
   const auto leading = static_cast<std::size_t>(b >> 16 & 0x3fffU) << 4;
   const auto stride = static_cast<std::size_t>(b >> 32 & 0x3fffU) << 4;
   const auto element = [&](int k, int n) {
-    const auto core = start + static_cast<std::size_t>(k / 8) * leading +
-                      static_cast<std::size_t>(n / 8) * stride;
-    const int row = Transposed ? k % 8 : n % 8, column = Transposed ? n % 8 : k % 8;
+    std::size_t place;
+    if (b >> 62 == 1) {
+      const auto row = static_cast<std::size_t>(Transposed ? k : n);
+      const auto column = static_cast<std::size_t>(Transposed ? n : k);
+      place = start + row / 8 * stride + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
+      place ^= (place >> 7 & 7U) << 4;
+    } else {
+      const int row = Transposed ? k % 8 : n % 8, column = Transposed ? n % 8 : k % 8;
+      place = start + static_cast<std::size_t>(k / 8) * leading +
+              static_cast<std::size_t>(n / 8) * stride +
+              static_cast<std::size_t>(16 * row + 2 * column);
+    }
     Format value;
-    std::memcpy(&value, shared_base() + core + static_cast<std::size_t>(16 * row + 2 * column), 2);
+    std::memcpy(&value, shared_base() + place, 2);
     return widen(value);
   };
   if (clear) std::memset(d, 0, sizeof d);

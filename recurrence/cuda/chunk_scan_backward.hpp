@@ -40,6 +40,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 
   const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
                                                     task.head, scan.back.d_o, column);
+  unsigned char* const staging = shared + Stages * at.bytes;
   unsigned char* const last_stage = shared + (Stages - 1) * at.bytes;
   unsigned char* filled = shared;  // the stage that is filled next
   const auto load = [&](std::int64_t index) {
@@ -52,6 +53,13 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 
   const std::int64_t stride = call.value_heads * call.d_v * 2;
   const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
+  std::uint32_t rows_out[4][4];  // dV of the last chunk, rounded
+  const auto store = [&](std::int64_t index) {
+    if (index >= task.end) return;
+    store_rows(rows_out, staging,
+               static_cast<unsigned char*>(scan.back.d_v) + place + index * kChunkRows * stride,
+               stride, task.count(index), call.d_v - column);
+  };
   unsigned char* stage = last_stage;
   for (std::int64_t index = task.end - 1; index >= 0; --index) {
     stage = stage == last_stage ? shared : stage + at.bytes;
@@ -61,7 +69,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 
     std::uint32_t left[kSteps][4];
     round_to<Format>(left, state);
-    std::uint32_t right[4][4];  // dO, then dU, then dV, rounded
+    std::uint32_t right[4][4];  // dO, then dU, rounded
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
@@ -81,6 +89,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     }
     Engine::commit();
     load(index - (Stages - 1));
+    store(index + 1);
     if (chunk.d_states != nullptr) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.d_states) +
@@ -151,7 +160,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float x = gain.x * carried[4 * n + 2 * j], y = gain.y * carried[4 * n + 2 * j + 1];
-        right[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
+        rows_out[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
         if constexpr (Delta) erase[n / 2][2 * (n % 2) + j] = pack<Format>(-in.x * x, -in.y * y);
       }
     }
@@ -164,13 +173,10 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       }
       Engine::commit();
     }
-    store_rows<typename Stage::Value>(
-        right, stage + at.value,
-        static_cast<unsigned char*>(scan.back.d_v) + place + index * kChunkRows * stride, stride,
-        task.count(index), call.d_v - column);
     Engine::template wait<0>();
     Engine::hold(state);
   }
+  store(task.begin);
   copy_wait<0>();
 
   if (scan.back.d_initial != nullptr) {

@@ -6,7 +6,8 @@
 //     S = keep S + (out U) W^
 //
 // (rows of these matrices are value columns). Products with S are issued before what needs them:
-// S Q~^T runs while R is made, U P^T while the new state is rounded.
+// S Q~^T runs while R is made, U P^T while the state is updated; rows go to global memory while the
+// next chunk's first products run.
 
 #include "recurrence/cuda/chunk_scan_parts.hpp"
 
@@ -68,6 +69,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
 
   const ChunkLoader<DK, Scaled, Delta, Output> loader(chunk, at, task.sequence, task.first_chunk,
                                                       task.head, value, column);
+  unsigned char* const staging = shared + Stages * at.bytes;
   unsigned char* const last_stage = shared + (Stages - 1) * at.bytes;
   unsigned char* filled = shared;  // the stage that is filled next
   const auto load = [&](std::int64_t index) {
@@ -80,6 +82,15 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
 
   const std::int64_t stride = call.value_heads * call.d_v * 2;
   const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
+  unsigned char* const result = static_cast<unsigned char*>(Output ? call.o
+                                                            : map  ? nullptr
+                                                                   : chunk.u);
+  std::uint32_t rows_out[4][4];  // O or U of the last chunk, rounded
+  const auto store = [&](std::int64_t index) {
+    if (result == nullptr || index < task.begin) return;
+    store_rows(rows_out, staging, result + place + index * kChunkRows * stride, stride,
+               task.count(index), call.d_v - column);
+  };
   unsigned char* stage = last_stage;
   for (std::int64_t index = task.begin; index < task.end; ++index) {
     stage = stage == last_stage ? shared : stage + at.bytes;
@@ -110,6 +121,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       Engine::commit();
     }
     load(index + Stages - 1);
+    store(index - 1);
     if (chunk.states != nullptr && !map) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.states) +
@@ -208,23 +220,20 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
-    const std::int64_t row = place + index * kChunkRows * stride;
-    const int width = call.d_v - column;
-    if (chunk.u != nullptr && !map) {
-      store_rows<typename Stage::Value>(right, stage + at.value,
-                                        static_cast<unsigned char*>(chunk.u) + row, stride,
-                                        task.count(index), width);
-    }
     Engine::template wait<0>();
     Engine::hold(state);
     if constexpr (Output) {
       Engine::hold(seen);
-      round_to<Format>(right, seen);
-      store_rows<typename Stage::Value>(right, stage + at.value,
-                                        static_cast<unsigned char*>(call.o) + row, stride,
-                                        task.count(index), width);
+      round_to<Format>(rows_out, seen);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) rows_out[k][j] = right[k][j];
+      }
     }
   }
+  store(task.end - 1);
   copy_wait<0>();
 
   if (scan.maps.h != nullptr) {

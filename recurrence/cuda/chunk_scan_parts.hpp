@@ -19,8 +19,8 @@ inline constexpr int kScanThreads = 128;
 // channel decay (Scaled), from the record.
 template <int DK, bool Scaled>
 struct ScanStage {
-  using Key = Tile<64, DK, !Scaled>;
-  using Value = Tile<64, kValueTile, true>;
+  using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
+  using Value = RowTile<64, kValueTile>;
   using Square = Tile<64, 64, false>;
 
   int erase, write, query, value, square_t, square_p, in, out, gain, keep, bytes;
@@ -30,7 +30,7 @@ struct ScanStage {
     int at = 0;
     const auto take = [&at](int size, bool wanted) {
       const int here = at;
-      if (wanted) at += (size + 127) / 128 * 128;
+      if (wanted) at += (size + 1023) / 1024 * 1024;
       return here;
     };
     // With one key, raw rows serve as both; scaled ones differ.
@@ -41,10 +41,10 @@ struct ScanStage {
     value = take(Value::kBytes, true);
     square_t = take(Square::kBytes, delta);
     square_p = take(Square::kBytes, seen);
-    in = take(256, true);
-    out = take(256, true);
-    gain = take(256, true);
-    keep = take(DK * 4, true);
+    in = take(3 * 256 + DK * 4, true);
+    out = in + 256;
+    gain = out + 256;
+    keep = gain + 256;
     bytes = at;
   }
 };
@@ -82,7 +82,7 @@ class ChunkLoader {
     } else {
       key_row_ = call.heads * call.d_k * 2;
       key_first_ = thread / kPieces;
-      key_place_ = thread % kPieces * Stage::Key::kColumn + key_first_ * 16;
+      key_place_ = Stage::Key::place(key_first_, thread % kPieces);
       key_inside_ = thread % kPieces * 8 < call.d_k;
       const std::int64_t offset = (row + key_first_) * key_row_ +
                                   call.key_head(head) * call.d_k * 2 + thread % kPieces * 16;
@@ -92,7 +92,7 @@ class ChunkLoader {
     }
     value_row_ = call.value_heads * call.d_v * 2;
     value_first_ = thread / kValuePieces;
-    value_place_ = thread % kValuePieces * Stage::Value::kColumn + value_first_ * 16;
+    value_place_ = Stage::Value::place(value_first_, thread % kValuePieces);
     value_inside_ = column + thread % kValuePieces * 8 < call.d_v;
     value_ = value == nullptr
                  ? nullptr
@@ -132,12 +132,13 @@ class ChunkLoader {
   }
 
  private:
+  // Rows is a multiple of 8, so the swizzle of a thread's pieces stays the same.
   template <int Count, int Rows>
   static __device__ __forceinline__ void passes(unsigned char* tile, const unsigned char* from,
                                                 std::int64_t stride, int left) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      copy_16(tile + i * Rows * 16, from, i * Rows < left);
+      copy_16(tile + i * Rows * 128, from, i * Rows < left);
       from += Rows * stride;
     }
   }
@@ -190,30 +191,34 @@ __device__ __forceinline__ void each_state_element(int column, int d_k, int d_v,
 }
 
 // Writes fragments a [16 value columns per warp, 64 rows] (rounded, as left sides) to rows of
-// global memory, through the warp's own columns of the value tile `staging`.
-template <class T>
+// global memory, half by half through the warp's own 1,024 bytes of `staging`, 32 rows of 16.
+inline constexpr int kStagingBytes = kScanThreads / 32 * 1024;
 __device__ __forceinline__ void store_rows(const std::uint32_t (&a)[4][4], unsigned char* staging,
                                            void* to, std::int64_t stride, int rows, int columns) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  unsigned char* own = staging + 2 * warp * T::kColumn;
-  __syncwarp();
+  unsigned char* own = staging + warp * 1024;
+  const int piece = 2 * warp + lane % 2;
+  unsigned char* target = static_cast<unsigned char*>(to) + lane / 2 * stride + piece * 16;
+  const int left = piece * 8 < columns ? rows - lane / 2 : 0;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int half = 0; half < 2; ++half) {
+    __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      // Of a[k][j]: value columns j % 2 * 8 .., rows 16 k + j / 2 * 8 ..
-      *reinterpret_cast<std::uint32_t*>(own + j % 2 * T::kColumn +
-                                        (16 * k + j / 2 * 8 + lane / 4) * 16 + lane % 4 * 4) =
-          transpose_matrix(a[k][j]);
+    for (int k = 0; k < 2; ++k) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        // Of a[k][j]: value columns j % 2 * 8 .., rows 16 k + j / 2 * 8 ..
+        *reinterpret_cast<std::uint32_t*>(own + j % 2 * 512 + (16 * k + j / 2 * 8 + lane / 4) * 16 +
+                                          lane % 4 * 4) = transpose_matrix(a[2 * half + k][j]);
+      }
     }
-  }
-  __syncwarp();
+    __syncwarp();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = 16 * i + lane / 2, piece = 2 * warp + lane % 2;
-    if (row < rows && piece * 8 < columns) {
-      *reinterpret_cast<uint4*>(static_cast<unsigned char*>(to) + row * stride + piece * 16) =
-          *reinterpret_cast<const uint4*>(own + lane % 2 * T::kColumn + row * 16);
+    for (int i = 0; i < 2; ++i) {
+      if (32 * half + 16 * i < left) {
+        *reinterpret_cast<uint4*>(target + (32 * half + 16 * i) * stride) =
+            *reinterpret_cast<const uint4*>(own + lane % 2 * 512 + (16 * i + lane / 2) * 16);
+      }
     }
   }
 }

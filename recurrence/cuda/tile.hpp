@@ -1,12 +1,15 @@
 #pragma once
 
-// Tiles of 16-bit elements in shared memory, and products of warps with them.
+// Tiles of 16-bit elements in shared memory, and products of warps with them. A piece is 8 elements
+// (16 bytes) of a row; place(row, piece) is where it stands, in bytes. Two layouts, both free of
+// bank conflicts for ldmatrix and readable by wgmma:
 //
-// A tile of R rows and 8 n columns is stored in columns of 16 bytes (8 elements): element (r, c)
-// stands at (c / 8) * kColumn + r * 16 + (c % 8) * 2. Eight rows of such a column are one core
-// matrix of wgmma, and what one address of ldmatrix reads; both are free of bank conflicts. Where
-// rows come one by one from global memory, a padded kColumn (R * 16 + 16) spreads the writes of
-// one row over the banks as well.
+//   Tile     columns of pieces, one row behind the other: what stands in the workspace is copied in
+//            as it is. Eight rows of such a column are one core matrix.
+//   RowTile  rows of 64 elements (128 bytes) whose pieces are swizzled, piece ^ row % 8, and one
+//            block of 64 columns behind the other: for rows that come one by one from global
+//            memory. Filling a Tile from rows is three times slower, since every piece is a line of
+//            its own. Starts at a multiple of 1,024 bytes.
 
 #include "core/cuda/instructions.hpp"
 
@@ -19,6 +22,22 @@ struct Tile {
   static constexpr int kRows = Rows, kColumns = Columns;
   static constexpr int kColumn = Rows * 16 + (Padded ? 16 : 0);  // bytes between 16-byte columns
   static constexpr int kBytes = Columns / 8 * kColumn;
+  static constexpr bool kSwizzled = false;
+  static __host__ __device__ constexpr int place(int row, int piece) {
+    return piece * kColumn + row * 16;
+  }
+};
+
+template <int Rows, int Columns>
+struct RowTile {
+  static_assert(Rows % 8 == 0 && Columns % 64 == 0);
+  static constexpr int kRows = Rows, kColumns = Columns;
+  static constexpr int kBlock = Rows * 128;  // bytes between blocks of 64 columns
+  static constexpr int kBytes = Columns / 64 * kBlock;
+  static constexpr bool kSwizzled = true;
+  static __host__ __device__ constexpr int place(int row, int piece) {
+    return piece / 8 * kBlock + row * 128 + ((piece ^ row) & 7) * 16;
+  }
 };
 
 // Rows of global memory, `stride` bytes apart and 16-byte aligned, into a tile: `rows` of them and
@@ -33,7 +52,7 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const void* first
   for (int i = thread; i < T::kRows * kPieces; i += threads) {
     const int row = i / kPieces, piece = i % kPieces;
     const bool valid = row < rows && piece * 8 < columns;
-    copy_16(tile + piece * T::kColumn + row * 16,
+    copy_16(tile + T::place(row, piece),
             static_cast<const unsigned char*>(first) + (valid ? row * stride + piece * 16 : 0),
             valid);
   }
@@ -47,7 +66,7 @@ template <class T>
 __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const unsigned char* tile, int m,
                                        int k) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  load_matrix_x4(a, tile + (2 * k + lane / 16) * T::kColumn + (m + lane % 16) * 16);
+  load_matrix_x4(a, tile + T::place(m + lane % 16, 2 * k + lane / 16));
 }
 // A [16, 16] from a tile that holds its transpose: columns m .. m + 15, rows 16 k ..
 template <class T>
@@ -55,7 +74,7 @@ __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const u
                                                   int m, int k) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   load_matrix_x4_transposed(
-      a, tile + (m / 8 + lane / 8 % 2) * T::kColumn + (16 * k + lane / 16 * 8 + lane % 8) * 16);
+      a, tile + T::place(16 * k + lane / 16 * 8 + lane % 8, m / 8 + lane / 8 % 2));
 }
 // B [16, 16], two n-tiles: b[0], b[1] of columns n .. n + 7 of the product, b[2], b[3] of the next
 // eight. The tile's rows are the columns n of the product, its columns the contraction.
@@ -63,8 +82,7 @@ template <class T>
 __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const unsigned char* tile, int n,
                                        int k) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  load_matrix_x4(b,
-                 tile + (2 * k + lane / 8 % 2) * T::kColumn + (n + lane / 16 * 8 + lane % 8) * 16);
+  load_matrix_x4(b, tile + T::place(n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
 }
 // The same where the tile's rows are the contraction and its columns those of the product.
 template <class T>
@@ -72,7 +90,7 @@ __device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const u
                                                   int n, int k) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   load_matrix_x4_transposed(
-      b, tile + (n / 8 + lane / 16) * T::kColumn + (16 * k + lane / 8 % 2 * 8 + lane % 8) * 16);
+      b, tile + T::place(16 * k + lane / 8 % 2 * 8 + lane % 8, n / 8 + lane / 16));
 }
 
 // ---- Products with the left side in registers
@@ -114,14 +132,23 @@ struct MmaEngine {
 // Empty where the target has no wgmma: such a kernel is never started.
 template <class Format>
 struct WgmmaEngine {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  template <class T, bool Transposed>
+  static __device__ __forceinline__ std::uint64_t descriptor(const unsigned char* tile, int k) {
+    if constexpr (T::kSwizzled) {
+      return Transposed ? matrix_descriptor(tile + k * 16 * 128, T::kBlock, 1024, true)
+                        : matrix_descriptor(tile + k / 4 * T::kBlock + k % 4 * 32, 16, 1024, true);
+    } else {
+      return Transposed ? matrix_descriptor(tile + 16 * k * 16, 128, T::kColumn, false)
+                        : matrix_descriptor(tile + 2 * k * T::kColumn, T::kColumn, 128, false);
+    }
+  }
+#endif
   template <class T, bool Transposed, int Half>
   static __device__ __forceinline__ void multiply(float (&d)[Half], const std::uint32_t (&a)[4],
                                                   const unsigned char* tile, int k, bool clear) {
 #if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int kColumn = T::kColumn;
-    const std::uint64_t b = Transposed ? matrix_descriptor(tile + 16 * k * 16, 128, kColumn)
-                                       : matrix_descriptor(tile + 2 * k * kColumn, kColumn, 128);
-    wgmma_k16<Format, Transposed>(d, a, b, clear);
+    wgmma_k16<Format, Transposed>(d, a, descriptor<T, Transposed>(tile, k), clear);
 #endif
   }
   static __device__ __forceinline__ void begin() {
