@@ -99,6 +99,20 @@ inline std::uint32_t transpose_matrix(std::uint32_t mine) {
   return element(2 * t, g) | element(2 * t + 1, g) << 16;
 }
 
+inline void store_matrix_x4_transposed(void* row, const std::uint32_t (&r)[4]) {
+  using namespace emulation;
+  if (shared_address(row) % 16 != 0) broken("a matrix row is not aligned to 16 bytes");
+  const unsigned char* slots = exchange(0xffffffffU, &row, sizeof row);
+  const int g = lane() / 4, t = lane() % 4;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int j = 0; j < 2; ++j) {
+      const auto value = static_cast<std::uint16_t>(r[matrix] >> (16 * j));
+      std::memcpy(lane_value<unsigned char*>(slots, matrix * 8 + 2 * t + j) + 2 * g, &value, 2);
+    }
+  }
+  __syncwarp();
+}
+
 // ---- Products of one warp ----------------------------------------------------------------------
 
 template <class Format>

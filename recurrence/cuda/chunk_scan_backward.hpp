@@ -27,6 +27,25 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int column = task.tile * kValueTile;
 
+  if (threadIdx.x >= kScanWorkers) {
+    const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
+                                                      task.head, scan.back.d_o, column);
+    const std::int64_t stride = call.value_heads * call.d_v * 2;
+    unsigned char* const result = static_cast<unsigned char*>(scan.back.d_v) + task.row * stride +
+                                  (task.head * call.d_v + column) * 2;
+    feed<Stages>(
+        task.end - 1, task.end - task.begin, -1,
+        [&](int stage, std::int64_t index) {
+          loader.load(shared + stage * at.bytes, index, task.count(index));
+        },
+        [&](int stage, std::int64_t index) {
+          take_rows<typename Stage::Value>(shared + stage * at.bytes + at.value,
+                                           result + index * kChunkRows * stride, stride,
+                                           task.count(index), call.d_v - column);
+        });
+    return;
+  }
+
   float state[DK / 2];  // the cotangent
 #pragma unroll
   for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
@@ -38,38 +57,14 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     });
   }
 
-  const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
-                                                    task.head, scan.back.d_o, column);
-  unsigned char* const staging = shared + Stages * at.bytes;
-  unsigned char* const last_stage = shared + (Stages - 1) * at.bytes;
-  unsigned char* filled = shared;  // the stage that is filled next
-  const auto load = [&](std::int64_t index) {
-    if (index >= 0) loader.load(filled, index, task.count(index));
-    filled = filled == last_stage ? shared : filled + at.bytes;
-    copy_commit();
-  };
-#pragma unroll
-  for (int i = 0; i < Stages - 1; ++i) load(task.end - 1 - i);
-
-  const std::int64_t stride = call.value_heads * call.d_v * 2;
-  const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
-  std::uint32_t rows_out[4][4];  // dV of the last chunk, rounded
-  const auto store = [&](std::int64_t index) {
-    if (index >= task.end) return;
-    store_rows(rows_out, staging,
-               static_cast<unsigned char*>(scan.back.d_v) + place + index * kChunkRows * stride,
-               stride, task.count(index), call.d_v - column);
-  };
-  unsigned char* stage = last_stage;
+  int turn = 0;
   for (std::int64_t index = task.end - 1; index >= 0; --index) {
-    stage = stage == last_stage ? shared : stage + at.bytes;
-    copy_wait<Stages - 2>();
-    fence_async();
-    __syncthreads();
+    unsigned char* const stage = shared + turn * at.bytes;
+    barrier_sync(kFullBarrier + turn, kScanThreads);
 
     std::uint32_t left[kSteps][4];
     round_to<Format>(left, state);
-    std::uint32_t right[4][4];  // dO, then dU, rounded
+    std::uint32_t right[4][4];  // dO, then dU, then dV, rounded
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
@@ -88,8 +83,6 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
                                                             k == 0);
     }
     Engine::commit();
-    load(index - (Stages - 1));
-    store(index + 1);
     if (chunk.d_states != nullptr) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.d_states) +
@@ -160,7 +153,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float x = gain.x * carried[4 * n + 2 * j], y = gain.y * carried[4 * n + 2 * j + 1];
-        rows_out[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
+        right[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
         if constexpr (Delta) erase[n / 2][2 * (n % 2) + j] = pack<Format>(-in.x * x, -in.y * y);
       }
     }
@@ -173,11 +166,12 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       }
       Engine::commit();
     }
+    put_rows<typename Stage::Value>(right, stage + at.value);
     Engine::template wait<0>();
     Engine::hold(state);
+    barrier_arrive(kDoneBarrier + turn, kScanThreads);
+    turn = turn + 1 == Stages ? 0 : turn + 1;
   }
-  store(task.begin);
-  copy_wait<0>();
 
   if (scan.back.d_initial != nullptr) {
     float* to = scan.back.d_initial + head_number * call.d_k * call.d_v;

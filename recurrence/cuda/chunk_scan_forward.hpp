@@ -6,8 +6,7 @@
 //     S = keep S + (out U) W^
 //
 // (rows of these matrices are value columns). Products with S are issued before what needs them:
-// S Q~^T runs while R is made, U P^T while the state is updated; rows go to global memory while the
-// next chunk's first products run.
+// S Q~^T runs while R is made, U P^T while the state is updated.
 
 #include "recurrence/cuda/chunk_scan_parts.hpp"
 
@@ -37,6 +36,37 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   const int columns = map ? call.d_k : call.d_v;
   const void* value = map ? nullptr : call.v;
 
+  unsigned char* const result = static_cast<unsigned char*>(Output ? call.o
+                                                            : map  ? nullptr
+                                                                   : chunk.u);
+  if (map) {  // values of zero in every stage
+    for (int s = 0; s < Stages; ++s) {
+      for (int i = static_cast<int>(threadIdx.x) * 16; i < Stage::Value::kBytes;
+           i += kScanThreads * 16) {
+        *reinterpret_cast<uint4*>(shared + s * at.bytes + at.value + i) = make_uint4(0, 0, 0, 0);
+      }
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x >= kScanWorkers) {
+    const ChunkLoader<DK, Scaled, Delta, Output> loader(chunk, at, task.sequence, task.first_chunk,
+                                                        task.head, value, column);
+    const std::int64_t stride = call.value_heads * call.d_v * 2;
+    const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
+    feed<Stages>(
+        task.begin, task.end - task.begin, 1,
+        [&](int stage, std::int64_t index) {
+          loader.load(shared + stage * at.bytes, index, task.count(index));
+        },
+        [&](int stage, std::int64_t index) {
+          if (result == nullptr) return;
+          take_rows<typename Stage::Value>(shared + stage * at.bytes + at.value,
+                                           result + place + index * kChunkRows * stride, stride,
+                                           task.count(index), call.d_v - column);
+        });
+    return;
+  }
+
   float state[DK / 2];
 #pragma unroll
   for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
@@ -58,46 +88,10 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       state[i] = from[static_cast<std::int64_t>(v) * call.d_k + k];
     });
   }
-  if (map) {  // values of zero in every stage
-    for (int s = 0; s < Stages; ++s) {
-      for (int i = static_cast<int>(threadIdx.x) * 16; i < Stage::Value::kBytes;
-           i += kScanThreads * 16) {
-        *reinterpret_cast<uint4*>(shared + s * at.bytes + at.value + i) = make_uint4(0, 0, 0, 0);
-      }
-    }
-  }
-
-  const ChunkLoader<DK, Scaled, Delta, Output> loader(chunk, at, task.sequence, task.first_chunk,
-                                                      task.head, value, column);
-  unsigned char* const staging = shared + Stages * at.bytes;
-  unsigned char* const last_stage = shared + (Stages - 1) * at.bytes;
-  unsigned char* filled = shared;  // the stage that is filled next
-  const auto load = [&](std::int64_t index) {
-    if (index < task.end) loader.load(filled, index, task.count(index));
-    filled = filled == last_stage ? shared : filled + at.bytes;
-    copy_commit();
-  };
-#pragma unroll
-  for (int i = 0; i < Stages - 1; ++i) load(task.begin + i);
-
-  const std::int64_t stride = call.value_heads * call.d_v * 2;
-  const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
-  unsigned char* const result = static_cast<unsigned char*>(Output ? call.o
-                                                            : map  ? nullptr
-                                                                   : chunk.u);
-  std::uint32_t rows_out[4][4];  // O or U of the last chunk, rounded
-  const auto store = [&](std::int64_t index) {
-    if (result == nullptr || index < task.begin) return;
-    store_rows(rows_out, staging, result + place + index * kChunkRows * stride, stride,
-               task.count(index), call.d_v - column);
-  };
-  unsigned char* stage = last_stage;
+  int turn = 0;
   for (std::int64_t index = task.begin; index < task.end; ++index) {
-    stage = stage == last_stage ? shared : stage + at.bytes;
-    copy_wait<Stages - 2>();
-    fence_async();
-    // This chunk is here, and every warp is done with the one before, whose stage is filled next.
-    __syncthreads();
+    unsigned char* const stage = shared + turn * at.bytes;
+    barrier_sync(kFullBarrier + turn, kScanThreads);
 
     std::uint32_t left[kSteps][4];  // the state, rounded
     round_to<Format>(left, state);
@@ -120,8 +114,6 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
-    load(index + Stages - 1);
-    store(index - 1);
     if (chunk.states != nullptr && !map) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.states) +
@@ -220,21 +212,19 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
+    if constexpr (!Output) {
+      if (result != nullptr) put_rows<typename Stage::Value>(right, stage + at.value);
+    }
     Engine::template wait<0>();
     Engine::hold(state);
     if constexpr (Output) {
       Engine::hold(seen);
-      round_to<Format>(rows_out, seen);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) rows_out[k][j] = right[k][j];
-      }
+      round_to<Format>(right, seen);
+      put_rows<typename Stage::Value>(right, stage + at.value);
     }
+    barrier_arrive(kDoneBarrier + turn, kScanThreads);
+    turn = turn + 1 == Stages ? 0 : turn + 1;
   }
-  store(task.end - 1);
-  copy_wait<0>();
 
   if (scan.maps.h != nullptr) {
     const std::int64_t number = head_number * scan.segments.count + task.segment;

@@ -54,7 +54,7 @@ void start_scan(const ScanForward& scan, bool output, void* stream) {
       call.rows.sequences * call.value_heads * scan.tiles * scan.segments.count;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const ScanStage<dk, scaled> stage(delta, call.same_key, output);
-    const auto bytes = static_cast<std::size_t>(kScanStages * stage.bytes + kStagingBytes);
+    const auto bytes = static_cast<std::size_t>(kScanStages * stage.bytes);
     if (output) {
       launch(scan_kernel<Format, dk, scaled, delta, true, Engine>, blocks, kScanThreads, bytes,
              stream, scan);
@@ -72,8 +72,7 @@ void start_scan_back(const ScanBackward& back, const ScanForward& forward, void*
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const ScanStage<dk, scaled> stage(delta, call.same_key, true);
     launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads,
-           static_cast<std::size_t>(kScanStages * stage.bytes + kStagingBytes), stream, back,
-           forward);
+           static_cast<std::size_t>(kScanStages * stage.bytes), stream, back, forward);
   });
 }
 

@@ -13,7 +13,8 @@
 
 namespace rankone::recurrence::cuda {
 
-inline constexpr int kScanThreads = 128;
+// Four warps compute; four others bring tiles and take results away (ChunkFeeder).
+inline constexpr int kScanWorkers = 128, kScanThreads = 256;
 
 // Bytes of one stage, and where its tiles stand. The key tiles come as rows of q, e and w, or, with
 // channel decay (Scaled), from the record.
@@ -54,13 +55,17 @@ constexpr bool fits_shared(int stage_bytes) {
   return Stages * stage_bytes <= 227 * 1024;
 }
 
+__device__ __forceinline__ int feeder_thread() {
+  return static_cast<int>(threadIdx.x) - kScanWorkers;
+}
+
 // Brings the tiles of a chunk to shared memory, for one head and block of value columns. Every
 // thread has its own place in the rows, so that a copy costs little more than its instruction.
 template <int DK, bool Scaled, bool Delta, bool Seen>
 class ChunkLoader {
   using Stage = ScanStage<DK, Scaled>;
-  static constexpr int kPieces = DK / 8, kKeyRows = kScanThreads / kPieces;  // of one pass
-  static constexpr int kValuePieces = kValueTile / 8, kValueRows = kScanThreads / kValuePieces;
+  static constexpr int kPieces = DK / 8, kKeyRows = kScanWorkers / kPieces;  // of one pass
+  static constexpr int kValuePieces = kValueTile / 8, kValueRows = kScanWorkers / kValuePieces;
 
  public:
   // Chunks are counted from `first`, the number of the first one of the sequence. `value` is v, or
@@ -69,7 +74,7 @@ class ChunkLoader {
                          std::int64_t first, std::int64_t head, const void* value, int column)
       : at_(at), separate_(at.erase != at.write) {
     const TwoKeyCall& call = chunk.call;
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = feeder_thread();
     const std::int64_t row = call.rows.begin(sequence);
     record_step_ = call.value_heads * chunk.layout.bytes;
     record_ = chunk.record(first, head) + thread * 16;
@@ -103,7 +108,7 @@ class ChunkLoader {
   // Chunk `index` of the sequence, `count` rows.
   __device__ void load(unsigned char* stage, std::int64_t index, int count) const {
     const unsigned char* record = record_ + index * record_step_;
-    unsigned char* own = stage + threadIdx.x * 16;
+    unsigned char* own = stage + feeder_thread() * 16;
     if constexpr (Scaled) {
       if constexpr (Delta) blocks<Stage::Key::kBytes>(own + at_.erase, record + scaled_[1]);
       blocks<Stage::Key::kBytes>(own + at_.write, record + scaled_[2]);
@@ -128,7 +133,7 @@ class ChunkLoader {
     if constexpr (Delta) blocks<kSquareBytes>(own + at_.square_t, record);
     if constexpr (Seen) blocks<kSquareBytes>(own + at_.square_p, record + square_p_);
     // in, out, gain and keep stand one behind the other on both sides.
-    if (threadIdx.x * 16 < 3 * 256 + DK * 4) copy_16(own + at_.in, record + numbers_);
+    if (feeder_thread() * 16 < 3 * 256 + DK * 4) copy_16(own + at_.in, record + numbers_);
   }
 
  private:
@@ -145,8 +150,8 @@ class ChunkLoader {
   template <int Bytes>
   static __device__ __forceinline__ void blocks(unsigned char* to, const unsigned char* from) {
 #pragma unroll
-    for (int i = 0; i < Bytes / (kScanThreads * 16); ++i) {
-      copy_16(to + i * kScanThreads * 16, from + i * kScanThreads * 16);
+    for (int i = 0; i < Bytes / (kScanWorkers * 16); ++i) {
+      copy_16(to + i * kScanWorkers * 16, from + i * kScanWorkers * 16);
     }
   }
 
@@ -190,36 +195,16 @@ __device__ __forceinline__ void each_state_element(int column, int d_k, int d_v,
   }
 }
 
-// Writes fragments a [16 value columns per warp, 64 rows] (rounded, as left sides) to rows of
-// global memory, half by half through the warp's own 1,024 bytes of `staging`, 32 rows of 16.
-inline constexpr int kStagingBytes = kScanThreads / 32 * 1024;
-__device__ __forceinline__ void store_rows(const std::uint32_t (&a)[4][4], unsigned char* staging,
-                                           void* to, std::int64_t stride, int rows, int columns) {
+// Puts fragments a [16 value columns per warp, 64 rows] (rounded, as left sides) where the value
+// tile was: its rows are those of the chunk again. A warp touches its own columns only.
+template <class T>
+__device__ __forceinline__ void put_rows(const std::uint32_t (&a)[4][4], unsigned char* tile) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  unsigned char* own = staging + warp * 1024;
-  const int piece = 2 * warp + lane % 2;
-  unsigned char* target = static_cast<unsigned char*>(to) + lane / 2 * stride + piece * 16;
-  const int left = piece * 8 < columns ? rows - lane / 2 : 0;
+  __syncwarp();
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        // Of a[k][j]: value columns j % 2 * 8 .., rows 16 k + j / 2 * 8 ..
-        *reinterpret_cast<std::uint32_t*>(own + j % 2 * 512 + (16 * k + j / 2 * 8 + lane / 4) * 16 +
-                                          lane % 4 * 4) = transpose_matrix(a[2 * half + k][j]);
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (32 * half + 16 * i < left) {
-        *reinterpret_cast<uint4*>(target + (32 * half + 16 * i) * stride) =
-            *reinterpret_cast<const uint4*>(own + lane % 2 * 512 + (16 * i + lane / 2) * 16);
-      }
-    }
+  for (int k = 0; k < 4; ++k) {
+    store_matrix_x4_transposed(
+        tile + T::place(16 * k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2), a[k]);
   }
 }
 
@@ -236,6 +221,59 @@ __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 1
                                         (16 * warp + j % 2 * 8 + lane / 4) * 16 + lane % 4 * 4) =
           a[k][j];
     }
+  }
+}
+
+// The barriers between the two halves of a block, for each stage: `full` when its tiles are there,
+// `done` when the workers have read them and, where there is a result, put it in the value tile.
+inline constexpr int kFullBarrier = 1, kDoneBarrier = 5;
+
+// What the feeding half does: chunks begin, begin + step, ... , `count` of them. `load(stage,
+// index)` issues copies, `store(stage, index)` takes a result away.
+template <int Stages, class Load, class Store>
+__device__ __forceinline__ void feed(std::int64_t begin, std::int64_t count, std::int64_t step,
+                                     Load&& load, Store&& store) {
+  int ahead = 0;  // the stage that is filled next
+  const auto fill = [&](std::int64_t number) {
+    if (number < count) load(ahead, begin + number * step);
+    ahead = ahead + 1 == Stages ? 0 : ahead + 1;
+    copy_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < Stages - 1; ++i) fill(i);
+  int stage = 0;
+  for (std::int64_t number = 0; number < count; ++number) {
+    copy_wait<Stages - 2>();
+    fence_async();
+    barrier_arrive(kFullBarrier + stage, kScanThreads);
+    if (number > 0) {
+      barrier_sync(kDoneBarrier + ahead, kScanThreads);
+      store(ahead, begin + (number - 1) * step);
+    }
+    fill(number + Stages - 1);
+    stage = stage + 1 == Stages ? 0 : stage + 1;
+  }
+  if (count > 0) {
+    barrier_sync(kDoneBarrier + ahead, kScanThreads);
+    store(ahead, begin + (count - 1) * step);
+  }
+  copy_wait<0>();
+}
+
+// Takes the rows of a value tile away, `rows` of them and `columns` elements of each.
+template <class T>
+__device__ __forceinline__ void take_rows(const unsigned char* tile, unsigned char* to,
+                                          std::int64_t stride, int rows, int columns) {
+  const int piece = feeder_thread() % 8, first = feeder_thread() / 8;
+  if (piece * 8 >= columns) return;
+  to += first * stride + piece * 16;
+  const unsigned char* from = tile + T::place(first, piece);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (16 * i + first < rows) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + 16 * i * 128);
+    }
+    to += 16 * stride;
   }
 }
 
