@@ -11,16 +11,6 @@ namespace rankone::recurrence::cuda {
 using rankone::cuda::narrow;
 using rankone::cuda::widen;
 
-// f32, bf16 or f16; null where the call has no such tensor.
-struct Source {
-  const void* data = nullptr;
-  Dtype dtype = Dtype::f32;
-};
-struct Sink {
-  void* data = nullptr;
-  Dtype dtype = Dtype::f32;
-};
-
 // A register or several, of 4, 8 or 16 bytes.
 template <class Word>
 __device__ __forceinline__ Word read_word(const void* from) {

@@ -36,32 +36,6 @@ const Backend& cuda_backend() {
 
 // An operator that gets its kernels moves from here into the file of its subject.
 
-void CudaBackend::precondition(Context&, const Sequences&, const Precondition&,
-                               const PreconditionOut&) const {
-  missing("precondition");
-}
-
-void CudaBackend::precondition_vjp(Context&, const Sequences&, const Precondition&,
-                                   const PreconditionCotangents&, const PreconditionGrads&) const {
-  missing("precondition_vjp");
-}
-
-void CudaBackend::decay(Context&, const Decay&, const DecayOut&) const { missing("decay"); }
-
-void CudaBackend::decay_vjp(Context&, const Decay&, const DecayCotangents&,
-                            const DecayGrads&) const {
-  missing("decay_vjp");
-}
-
-void CudaBackend::gain(Context&, const Sequences&, const Gain&, const GainOut&) const {
-  missing("gain");
-}
-
-void CudaBackend::gain_vjp(Context&, const Sequences&, const Gain&, const GainCotangents&,
-                           const GainGrads&) const {
-  missing("gain_vjp");
-}
-
 void CudaBackend::mesa(Context&, const Sequences&, const Mesa&, const MesaOut&) const {
   missing("mesa");
 }
@@ -69,15 +43,6 @@ void CudaBackend::mesa(Context&, const Sequences&, const Mesa&, const MesaOut&) 
 void CudaBackend::mesa_vjp(Context&, const Sequences&, const Mesa&, const MesaCotangents&,
                            const MesaGrads&) const {
   missing("mesa_vjp");
-}
-
-void CudaBackend::longhorn(Context&, const Sequences&, const Longhorn&, const LonghornOut&) const {
-  missing("longhorn");
-}
-
-void CudaBackend::longhorn_vjp(Context&, const Sequences&, const Longhorn&,
-                               const LonghornCotangents&, const LonghornGrads&) const {
-  missing("longhorn_vjp");
 }
 
 }  // namespace rankone::recurrence

@@ -3,6 +3,8 @@
 // their gradients) stays in registers.
 
 #include "recurrence/cuda/decay.hpp"
+
+#include "recurrence/cuda/array.hpp"
 #include "recurrence/cuda/sums.hpp"
 
 namespace rankone::recurrence::cuda {

@@ -3,7 +3,7 @@
 // The decay axis (recurrence.hpp) as its kernels get it.
 
 #include "recurrence/axes/decay.hpp"
-#include "recurrence/cuda/array.hpp"
+#include "recurrence/cuda/source.hpp"
 
 namespace rankone::recurrence::cuda {
 

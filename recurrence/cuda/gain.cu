@@ -8,6 +8,7 @@
 #include "recurrence/cuda/gain.hpp"
 
 #include "recurrence/axes/gain.hpp"
+#include "recurrence/cuda/array.hpp"
 #include "recurrence/cuda/sums.hpp"
 
 namespace rankone::recurrence::cuda {

@@ -4,7 +4,7 @@
 
 #include "core/cuda/rows.hpp"
 #include "recurrence/choices.hpp"
-#include "recurrence/cuda/array.hpp"
+#include "recurrence/cuda/source.hpp"
 
 namespace rankone::recurrence::cuda {
 

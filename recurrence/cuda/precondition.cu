@@ -7,6 +7,7 @@
 #include "recurrence/cuda/precondition.hpp"
 
 #include "recurrence/axes/preconditioner.hpp"
+#include "recurrence/cuda/array.hpp"
 #include "recurrence/cuda/fast_float.hpp"
 #include "recurrence/cuda/sums.hpp"
 

@@ -1,5 +1,7 @@
 #include "recurrence/cuda/sums.hpp"
 
+#include "recurrence/cuda/array.hpp"
+
 namespace rankone::recurrence::cuda {
 namespace {
 

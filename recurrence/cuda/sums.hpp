@@ -2,7 +2,7 @@
 
 // Sums of partial results in a fixed order, for the gradients of parameters.
 
-#include "recurrence/cuda/array.hpp"
+#include "recurrence/cuda/source.hpp"
 
 namespace rankone::recurrence::cuda {
 
