@@ -9,7 +9,8 @@ namespace {
 
 // With several value heads to a key head the sums over them take the registers of half the columns.
 int pass_columns(const TwoKeyCall& call) {
-  return call.d_k <= 64 || call.value_heads > call.heads ? 64 : 128;
+  return call.d_k <= 64 || call.value_heads > call.heads || call.gate == GateKind::channel ? 64
+                                                                                           : 128;
 }
 int passes(const TwoKeyCall& call, int columns) { return (call.d_k + columns - 1) / columns; }
 
@@ -25,11 +26,11 @@ std::int64_t chunk_grad_floats(const ChunkCall& chunk) {
 void launch_chunk_grad(const ChunkCall& chunk, const TwoKeyBack& back,
                        const ChunkGradDevice& device, void* stream) {
   const TwoKeyCall& call = chunk.call;
-  const auto shared = static_cast<std::size_t>(device.shared_bytes);
+  const int shared = device.shared_bytes;
   GradCall grad{chunk, back, 0, static_cast<int>(call.value_heads / call.heads), 2};
   int columns = pass_columns(call);
-  if (grad_shared_bytes(columns, 2) > shared) columns = 64;
-  if (grad_shared_bytes(columns, 2) > shared) grad.stages = 1;
+  if (grad_shared_bytes(call.gate, columns, 2) > shared) columns = 64;
+  if (grad_shared_bytes(call.gate, columns, 2) > shared) grad.stages = 1;
   grad.passes = passes(call, columns);
   const std::int64_t items = call.rows.chunks * call.heads;
   const std::int64_t blocks = items < device.multiprocessors ? items : device.multiprocessors;

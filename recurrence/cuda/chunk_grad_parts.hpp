@@ -85,28 +85,26 @@ struct GradShared {
                        kSeen = kWrite + Keys::kBytes, kRead = kSeen + Values::kBytes,
                        kRows = kRead + Values::kBytes,
                        kStages = kRows + (static_cast<int>(sizeof(GradRows)) + 127) / 128 * 128;
+
+  static constexpr int bytes(int stages) { return kStages + stages * kStage; }
 };
 
-inline std::size_t grad_shared_bytes(int columns, int stages) {
-  const int bytes = columns == 64 ? GradShared<64>::kStages + stages * GradShared<64>::kStage
-                                  : GradShared<128>::kStages + stages * GradShared<128>::kStage;
-  return static_cast<std::size_t>(bytes);
-}
-
 // Sums over value columns: accumulators of 16 rows and half of the columns per warp.
-template <int Columns>
+template <int Columns, bool Channels>
 struct GradSums {
   float seen[16], read[16];                                          // dO U^T and dV U^T
   float query[Columns / 4], erase[Columns / 4], write[Columns / 4];  // dO S^T, dV S^T, U dS^T
   float gain[2];  // dV . U of rows g and g + 8, every second step
-  float state;    // <S, dS>, this thread's part
+  // <S, dS>, this thread's part: of all columns, or of columns 8 warp .. 8 warp + 7.
+  float state[Channels ? 8 : 1];
 
   __device__ void clear() {
 #pragma unroll
     for (int i = 0; i < 16; ++i) seen[i] = read[i] = 0.0F;
 #pragma unroll
     for (int i = 0; i < Columns / 4; ++i) query[i] = erase[i] = write[i] = 0.0F;
-    gain[0] = gain[1] = state = 0.0F;
+    gain[0] = gain[1] = 0.0F;
+    for (float& x : state) x = 0.0F;
   }
 };
 
@@ -142,6 +140,15 @@ template <class Format>
 __device__ __forceinline__ float dot_of_pairs(std::uint32_t a, std::uint32_t b, float sum) {
   const float2 x = unpack<Format>(a), y = unpack<Format>(b);
   return sum + x.x * y.x + x.y * y.y;
+}
+
+// The same, apart where there are sums for every channel.
+template <class Format, int Count>
+__device__ __forceinline__ void add_pairs(float (&sums)[Count], int first, std::uint32_t a,
+                                          std::uint32_t b) {
+  const float2 x = unpack<Format>(a), y = unpack<Format>(b);
+  sums[Count == 1 ? 0 : first] += x.x * y.x;
+  sums[Count == 1 ? 0 : first + 1] += x.y * y.y;
 }
 
 template <int Columns>
@@ -195,9 +202,10 @@ __device__ __forceinline__ void load_keys(const GradCall& call, const GradStep& 
 }
 
 // Adds the products of one tile of value columns.
-template <class Format, class Engine, int Columns>
-__device__ __forceinline__ void add_values(GradSums<Columns>& sums, const unsigned char* stage,
-                                           bool delta, bool with_value, bool with_state) {
+template <class Format, class Engine, int Columns, bool Channels>
+__device__ __forceinline__ void add_values(GradSums<Columns, Channels>& sums,
+                                           const unsigned char* stage, bool delta, bool with_value,
+                                           bool with_state) {
   using Shared = GradShared<Columns>;
   using Values = typename Shared::Values;
   using State = typename Shared::State;
@@ -211,42 +219,44 @@ __device__ __forceinline__ void add_values(GradSums<Columns>& sums, const unsign
   for (int k = 0; k < 4; ++k) {
     load_a<Values>(output[k], stage + Shared::kOutput, row, k);
     load_a<Values>(own[k], stage + Shared::kUpdate, row, k);
-    if (with_value) load_a<Values>(value[k], stage + Shared::kValue, row, k);
-  }
-  Engine::begin();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    if (delta) {
-      multiply_both<Engine, Format, Values, false>(sums.seen, sums.read, output[k], value[k],
-                                                   update, k);
-      multiply_both<Engine, Format, State, true>(sums.query, sums.erase, output[k], value[k], state,
-                                                 k);
-    } else {
-      Engine::template multiply<Values, false>(sums.seen, output[k], update, k, false);
-      Engine::template multiply<State, true>(sums.query, output[k], state, k, false);
-    }
-    Engine::template multiply<State, true>(sums.write, own[k], back, k, false);
-  }
-  Engine::commit();
-  if (with_state) {
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x) * 16; i < State::kBytes; i += kGradThreads * 16) {
-      const uint4 a = *reinterpret_cast<const uint4*>(stage + Shared::kState + i);
-      const uint4 b = *reinterpret_cast<const uint4*>(stage + Shared::kBack + i);
-      sums.state = dot_of_pairs<Format>(a.x, b.x, sums.state);
-      sums.state = dot_of_pairs<Format>(a.y, b.y, sums.state);
-      sums.state = dot_of_pairs<Format>(a.z, b.z, sums.state);
-      sums.state = dot_of_pairs<Format>(a.w, b.w, sums.state);
-    }
+    load_a<Values>(value[k], stage + Shared::kValue, row, k);
   }
   if (with_value) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (k / 2 != half) continue;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sums.gain[j % 2] = dot_of_pairs<Format>(value[k][j], own[k][j], sums.gain[j % 2]);
+        const float dot = dot_of_pairs<Format>(value[k][j], own[k][j], 0.0F);
+        sums.gain[j % 2] += k / 2 == half ? dot : 0.0F;
       }
+    }
+  }
+  if (!delta) {  // nothing was read, so nothing is erased
+#pragma unroll
+    for (int k = 0; k < 4; ++k) value[k][0] = value[k][1] = value[k][2] = value[k][3] = 0;
+  }
+  Engine::begin();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    multiply_both<Engine, Format, Values, false>(sums.seen, sums.read, output[k], value[k], update,
+                                                 k);
+    multiply_both<Engine, Format, State, true>(sums.query, sums.erase, output[k], value[k], state,
+                                               k);
+    Engine::template multiply<State, true>(sums.write, own[k], back, k, false);
+  }
+  Engine::commit();
+  if (with_state) {
+    constexpr int kPieces = State::kBytes / 16 / kGradThreads;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int at =
+          warp * 16 * 32 * kPieces + i * 16 * 32 + static_cast<int>(threadIdx.x % 32) * 16;
+      const uint4 a = *reinterpret_cast<const uint4*>(stage + Shared::kState + at);
+      const uint4 b = *reinterpret_cast<const uint4*>(stage + Shared::kBack + at);
+      add_pairs<Format>(sums.state, 0, a.x, b.x);
+      add_pairs<Format>(sums.state, 2, a.y, b.y);
+      add_pairs<Format>(sums.state, 4, a.z, b.z);
+      add_pairs<Format>(sums.state, 6, a.w, b.w);
     }
   }
   Engine::template wait<0>();

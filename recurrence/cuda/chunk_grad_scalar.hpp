@@ -12,89 +12,39 @@
 // The last line is the crossing form: what cancels in it are only pairs of the same chunk that do
 // not cross t, and both sides have them from the same rounded M1 and M2.
 
-#include "recurrence/cuda/chunk_grad_parts.hpp"
+#include "recurrence/cuda/chunk_grad_loop.hpp"
 
 namespace rankone::recurrence::cuda {
-
-// The decays and gains of a head, by the first warp; two rows (lane, lane + 32) per lane, which it
-// asked for earlier.
-struct GradGates {
-  float g[2], gain[2];
-
-  __device__ __forceinline__ void ask(const GradCall& call, const GradStep& step) {
-    const TwoKeyCall& sizes = call.chunk.call;
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const std::int64_t head = step.value_head(call);
-    const auto* gains = reinterpret_cast<const float*>(call.chunk.record(step.chunk(call), head) +
-                                                       call.chunk.layout.gain);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = lane + 32 * i;
-      g[i] = sizes.gate == GateKind::scalar && row < step.span.count
-                 ? gate_at(sizes.g, (step.span.first + row) * sizes.value_heads + head)
-                 : 0.0F;
-      gain[i] = gains[row];
-    }
-  }
-
-  // Sums in double, so that differences are right to float32 for whatever decays come together;
-  // beyond -10000 each is the same zero.
-  __device__ __forceinline__ void write(GradRows& rows) const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    double sum[2];
-    double before = 0.0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sum[i] = static_cast<double>(g[i] < -10000.0F ? -10000.0F : g[i]) * 1.4426950408889634;
-#pragma unroll
-      for (int delta = 1; delta < 32; delta *= 2) {
-        const double other = __shfl_up_sync(0xffffffffU, sum[i], delta);
-        if (lane >= delta) sum[i] += other;
-      }
-      sum[i] += before;
-      before = __shfl_sync(0xffffffffU, sum[i], 31);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = lane + 32 * i;
-      const float high = static_cast<float>(sum[i]);
-      rows.high[row] = high;
-      rows.low[row] = static_cast<float>(sum[i] - static_cast<double>(high));
-      rows.in[row] = exp2_bounded(static_cast<float>(sum[i]));
-      rows.out[row] = exp2_bounded(static_cast<float>(before - sum[i]));
-      rows.gain[row] = gain[i];
-    }
-    if (lane == 0) rows.keep = exp2_bounded(static_cast<float>(before));
-  }
-
-  // Finite: a factor of nothing must leave it nothing.
-  static __device__ __forceinline__ float exp2_bounded(float x) {
-    return exp2_fast(x < 127.0F ? x : 127.0F);
-  }
-};
 
 template <class Format, class Engine, int Columns, bool Totals>
 struct GradScalar {
   using Shared = GradShared<Columns>;
   using Values = typename Shared::Values;
   using Keys = typename Shared::Keys;
+  using Sums = GradSums<Columns, false>;
   static constexpr int kAccumulators = Columns / 4, kTiles = Columns / 16;
 
   const GradCall& call;
   unsigned char* shared;
   GradRows& rows;
+  bool gated;           // with d_g
   int half, row, lane;  // of this warp: its columns and its first row
+  GradGates gates;
+  // Sums over the group.
+  float query[Totals ? kAccumulators : 1], erased[Totals ? kAccumulators : 1],
+      written[Totals ? kAccumulators : 1];
 
   __device__ explicit GradScalar(const GradCall& c)
       : call(c),
         shared(shared_memory()),
         rows(*reinterpret_cast<GradRows*>(shared_memory() + Shared::kRows)),
+        gated(c.chunk.call.gate == GateKind::scalar && c.back.d_g != nullptr),
         half(static_cast<int>(threadIdx.x / 128)),
         row(static_cast<int>(threadIdx.x / 32 % 4 * 16)),
         lane(static_cast<int>(threadIdx.x % 32)) {}
 
   // M1' and M2, rounded, as tiles; the diagonal of M1 and what else later steps need of the rows.
-  __device__ __forceinline__ void write_interactions(const GradSums<Columns>& sums) const {
+  __device__ __forceinline__ void write_interactions(const Sums& sums) const {
     const TwoKeyCall& sizes = call.chunk.call;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -108,7 +58,7 @@ struct GradScalar {
         for (int c = 0; c < 2; ++c) {
           const int column = first + c;
           const float exponent = high - rows.high[column] + (low - rows.low[column]);
-          const float decay = column < i ? GradGates::exp2_bounded(exponent) : 0.0F;
+          const float decay = column < i ? exp2_bounded(exponent) : 0.0F;
           const float x = sizes.scale * sums.seen[4 * n + 2 * j + c];
           if (column == i) rows.diagonal[i] = x;
           seen[c] = decay * x;
@@ -118,10 +68,9 @@ struct GradScalar {
         *reinterpret_cast<std::uint32_t*>(at + Shared::kSeen) = pack<Format>(seen[0], seen[1]);
         *reinterpret_cast<std::uint32_t*>(at + Shared::kRead) = pack<Format>(read[0], read[1]);
       }
-      const float gain = quad_sum(sums.gain[j]);
-      if (lane % 4 == 0) rows.part_gain[half][i] = gain;
     }
-    const float state = warp_sum(sums.state);
+    write_gain_sums(sums.gain, rows);
+    const float state = warp_sum(sums.state[0]);
     if (lane == 0) rows.part_state[threadIdx.x / 32] = state;
   }
 
@@ -133,8 +82,7 @@ struct GradScalar {
   }
 
   // Scales the sums through the states; and w . dw of them, per row.
-  __device__ __forceinline__ void scale_states(GradSums<Columns>& sums, float (&write)[2],
-                                               bool gated) const {
+  __device__ __forceinline__ void scale_states(Sums& sums, float (&write)[2]) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = row + lane / 4 + 8 * j;
@@ -156,9 +104,8 @@ struct GradScalar {
   }
 
   // dq += M1' w, de += M2 w, inner = dw'.
-  __device__ __forceinline__ void add_interactions(GradSums<Columns>& sums,
-                                                   float (&inner)[kAccumulators], int erase) const {
-    const bool delta = call.chunk.call.delta;
+  __device__ __forceinline__ void add_interactions(Sums& sums, float (&inner)[kAccumulators],
+                                                   int erase) const {
     const int offset = half * kTiles * Keys::kColumn;
     std::uint32_t seen[4][4], read[4][4], seen_back[4][4], read_back[4][4];
 #pragma unroll
@@ -174,14 +121,8 @@ struct GradScalar {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const unsigned char* write = shared + Shared::kWrite + offset;
-      if (delta) {
-        multiply_both<Engine, Format, Keys, true>(sums.query, sums.erase, seen[k], read[k], write,
-                                                  k);
-        Engine::template multiply<Keys, true>(inner, read_back[k], shared + erase + offset, k,
-                                              false);
-      } else {
-        Engine::template multiply<Keys, true>(sums.query, seen[k], write, k, false);
-      }
+      multiply_both<Engine, Format, Keys, true>(sums.query, sums.erase, seen[k], read[k], write, k);
+      Engine::template multiply<Keys, true>(inner, read_back[k], shared + erase + offset, k, false);
       Engine::template multiply<Keys, true>(inner, seen_back[k], shared + Shared::kQuery + offset,
                                             k, false);
     }
@@ -193,10 +134,8 @@ struct GradScalar {
   }
 
   // The row dots of the crossing form, then what belongs to no decay.
-  __device__ __forceinline__ void finish_keys(GradSums<Columns>& sums,
-                                              const float (&inner)[kAccumulators],
-                                              const float (&write)[2], int erase,
-                                              bool gated) const {
+  __device__ __forceinline__ void finish_keys(Sums& sums, const float (&inner)[kAccumulators],
+                                              const float (&write)[2], int erase) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = row + lane / 4 + 8 * j;
@@ -226,19 +165,10 @@ struct GradScalar {
   }
 
   // dg and db, by the first warp, from the partial sums.
-  __device__ __forceinline__ void finish_gates(const GradStep& step, bool gated) const {
+  __device__ __forceinline__ void finish_gates(const GradStep& step) const {
     const TwoKeyCall& sizes = call.chunk.call;
     const std::int64_t head = step.value_head(call);
-    if (call.back.d_b != nullptr && step.pass == 0) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int i = lane + 32 * j;
-        if (i >= step.span.count) continue;
-        const float gain = rows.gain[i];
-        put_gate(call.back.d_b, sizes.b.dtype, (step.span.first + i) * sizes.value_heads + head,
-                 (rows.part_gain[0][i] + rows.part_gain[1][i]) / gain / gain);
-      }
-    }
+    if (call.back.d_b != nullptr && step.pass == 0) finish_gains(call, step, rows);
     if (!gated) return;
     float state = 0.0F;
 #pragma unroll
@@ -301,93 +231,36 @@ struct GradScalar {
     if (back.d_w != nullptr) store_keys<Format, Columns>(write, call, step, back.d_w);
   }
 
-  __device__ __forceinline__ void run() const {
-    const TwoKeyCall& sizes = call.chunk.call;
-    const bool gated = sizes.gate == GateKind::scalar && call.back.d_g != nullptr;
-    const bool with_value = sizes.delta || call.back.d_b != nullptr;
-    const int erase = sizes.delta && !sizes.same_key ? Shared::kErase : Shared::kWrite;
-    // Copies are committed in a fixed order: of every step its values and then its keys, if any.
-    GradStep ahead(call);
-    int into = 0;
-    const auto load_ahead = [&] {
-      if (ahead.valid(call)) {
-        load_values<Columns>(call, ahead, shared + Shared::kStages + into * Shared::kStage,
-                             with_value);
-        ahead.advance(call);
+  // What belongs to one value head, once the sums over value columns are there.
+  __device__ __forceinline__ void finish_head(const GradStep& step, Sums& sums) {
+    float write[2], inner[kAccumulators];
+    const int erase =
+        call.chunk.call.delta && !call.chunk.call.same_key ? Shared::kErase : Shared::kWrite;
+    write_interactions(sums);
+    __syncthreads();
+    scale_states(sums, write);
+    add_interactions(sums, inner, erase);
+    finish_keys(sums, inner, write, erase);
+    __syncthreads();
+    if (threadIdx.x < 32) finish_gates(step);
+    if constexpr (Totals) {
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) {
+        query[i] = sums.query[i] + (step.member > 0 ? query[i] : 0.0F);
+        erased[i] = sums.erase[i] + (step.member > 0 ? erased[i] : 0.0F);
+        written[i] = sums.write[i] + (step.member > 0 ? written[i] : 0.0F);
       }
-      into = into + 1 == call.stages ? 0 : into + 1;
-      copy_commit();
-    };
-    GradStep step(call);
-    for (int i = 0; i < call.stages; ++i) {
-      load_ahead();
-      if (i == 0 && step.valid(call)) load_keys<Columns>(call, step, shared);
-      copy_commit();
+      if (step.last_of_pass(call)) store(step, query, erased, written);
+    } else {
+      store(step, sums.query, sums.erase, sums.write);
     }
+  }
 
-    GradSums<Columns> sums;
-    float query[Totals ? kAccumulators : 1], erased[Totals ? kAccumulators : 1],
-        written[Totals ? kAccumulators : 1];
-    GradGates gates;
-    int from = 0;
-    while (step.valid(call)) {
-      if (call.stages == 1) {
-        copy_wait<1>();
-      } else {
-        copy_wait<3>();
-      }
-      fence_async();
-      __syncthreads();
-      if (step.tile == 0) {
-        sums.clear();
-        if (threadIdx.x < 32) gates.ask(call, step);
-      }
-      if constexpr (Totals) {
-        if (step.tile == 0 && step.member == 0) {
-#pragma unroll
-          for (int i = 0; i < kAccumulators; ++i) query[i] = erased[i] = written[i] = 0.0F;
-        }
-      }
-      add_values<Format, Engine, Columns>(sums, shared + Shared::kStages + from * Shared::kStage,
-                                          sizes.delta, with_value, gated);
-      if (step.tile == 0 && threadIdx.x < 32) gates.write(rows);
-      __syncthreads();
-      from = from + 1 == call.stages ? 0 : from + 1;
-      load_ahead();
-      const GradStep done = step;
-      step.advance(call);
-      if (done.last_tile(call)) {
-        float write[2], inner[kAccumulators];
-        // The keys were committed with the step before the pass.
-        if (done.member == 0 && done.tile == 0) {
-          copy_wait<1>();
-        } else {
-          copy_wait<3>();
-        }
-        fence_async();
-        write_interactions(sums);
-        __syncthreads();
-        scale_states(sums, write, gated);
-        add_interactions(sums, inner, erase);
-        finish_keys(sums, inner, write, erase, gated);
-        __syncthreads();
-        if (threadIdx.x < 32) finish_gates(done, gated);
-        if constexpr (Totals) {
-#pragma unroll
-          for (int i = 0; i < kAccumulators; ++i) {
-            query[i] += sums.query[i];
-            erased[i] += sums.erase[i];
-            written[i] += sums.write[i];
-          }
-          if (done.last_of_pass(call)) store(done, query, erased, written);
-        } else {
-          store(done, sums.query, sums.erase, sums.write);
-        }
-        if (done.last_of_pass(call) && step.valid(call)) load_keys<Columns>(call, step, shared);
-      }
-      copy_commit();
-    }
-    copy_wait<0>();
+  __device__ __forceinline__ void start_head(const GradStep& step) {
+    if (threadIdx.x < 32) gates.ask(call, step);
+  }
+  __device__ __forceinline__ void write_gates() const {
+    if (threadIdx.x < 32) gates.write(rows);
   }
 };
 
