@@ -19,7 +19,7 @@
 namespace rankone::recurrence::cuda {
 namespace {
 
-constexpr int kWidth = 4, kTokens = 4;
+constexpr int kTokens = 4;
 
 // What the workspace holds.
 struct Kept {
@@ -29,7 +29,7 @@ struct Kept {
   std::size_t bytes = 0;
 
   Kept(const TwoKeyCall& call, std::int64_t rows, void* workspace) {
-    const std::int64_t keys = (call.d_k + 31) / 32 * 32;
+    const std::int64_t keys = 32 * warps_of(call);
     const std::int64_t values = rows * call.value_heads * call.d_v;
     const std::int64_t chunks = call.rows.chunks * (call.rows.chunk / kChunkRows);
     const std::int64_t state = chunks * call.value_heads * call.d_v * keys;
@@ -52,16 +52,15 @@ struct Kept {
   }
 };
 
-template <class Format, bool Delta>
+template <class Format, int Warps>
 void scan(const TwoKeyCall& call, const TwoKeyBack& back, const Kept& kept, void* stream) {
-  const Split split = split_of(call, 8 * kWidth);
   TwoKeyCall forward = call;
   forward.final_state = nullptr;
-  launch(forward_kernel<Format, float, kWidth, kTokens, Delta, true>, blocks_of(call, split),
-         32 * split.warps, sizeof(float) * forward_floats<kWidth, kTokens>(split.warps), stream,
-         forward, split, Trace{kept.residual, kept.states, kChunkRows});
-  launch(backward_kernel<Format, kWidth, kTokens, Delta>, blocks_of(call, split), 32 * split.warps,
-         sizeof(float) * backward_floats<kWidth, kTokens>(split.warps), stream, call, back, split,
+  launch(forward_kernel<Format, float, Warps, kTokens, Pass::traced, false>, blocks_of(call),
+         32 * Warps, kForwardBytes<Warps, kTokens>, stream, forward, split_of(call),
+         Trace{kept.residual, kept.states, kChunkRows});
+  launch(backward_kernel<Format, Warps, kTokens>, blocks_of(call), 32 * Warps,
+         kBackwardBytes<Warps, kTokens>, stream, call, back, split_of(call),
          BackTrace{kept.d_update, kept.d_states, kChunkRows});
 }
 
@@ -76,7 +75,7 @@ void gradients(const TwoKeyCall& call, const TwoKeyBack& back, std::int64_t rows
   in.states = kept.states;
   in.d_states = kept.d_states;
   in.tied = tied;
-  const int keys = (call.d_k + 31) / 32 * 32;
+  const int keys = 32 * warps_of(call);
   const std::int64_t blocks = call.rows.chunks * (call.rows.chunk / kChunkRows) * call.value_heads;
   const std::size_t bytes = sizeof(float) * gradient_floats(keys);
   const std::int64_t elements = rows * call.heads * call.d_k;
@@ -112,11 +111,8 @@ void launch_recurrent_vjp(const TwoKeyCall& call, const TwoKeyBack& back, std::i
   const Kept kept(call, rows, workspace);
   with_format(call.format, [&](auto format) {
     using Format = decltype(format);
-    if (call.delta) {
-      scan<Format, true>(call, back, kept, stream);
-    } else {
-      scan<Format, false>(call, back, kept, stream);
-    }
+    with_warps(warps_of(call),
+               [&](auto warps) { scan<Format, warps.value>(call, back, kept, stream); });
     gradients<Format>(call, back, rows, kept, stream);
   });
 }

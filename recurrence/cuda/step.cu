@@ -5,30 +5,27 @@
 namespace rankone::recurrence::cuda {
 namespace {
 
-template <class Format, class Store, int Width, int Tokens, bool Delta>
+template <class Format, class Store, int Warps, int Tokens, Pass kPass, bool Vector>
 void start(const TwoKeyCall& call, void* stream) {
-  const Split split = split_of(call, 8 * Width);
-  launch(forward_kernel<Format, Store, Width, Tokens, Delta, false>, blocks_of(call, split),
-         32 * split.warps, sizeof(float) * forward_floats<Width, Tokens>(split.warps), stream, call,
-         split, Trace{});
+  launch(forward_kernel<Format, Store, Warps, Tokens, kPass, Vector>, blocks_of(call), 32 * Warps,
+         kForwardBytes<Warps, Tokens>, stream, call, split_of(call), Trace{});
 }
 
-template <class Format, class Store, int Width, int Tokens>
+template <class Format, class Store, int Warps>
 void start(const TwoKeyCall& call, void* stream) {
-  if (call.delta) {
-    start<Format, Store, Width, Tokens, true>(call, stream);
-  } else {
-    start<Format, Store, Width, Tokens, false>(call, stream);
-  }
-}
-
-template <class Format, class Store, int Width>
-void start(const TwoKeyCall& call, void* stream) {
+  const bool vector =
+      call.d_v % kWidth == 0 && (reinterpret_cast<std::uintptr_t>(call.initial_state) |
+                                 reinterpret_cast<std::uintptr_t>(call.final_state)) %
+                                        16 ==
+                                    0;
   // A packed call has its lengths on the device.
-  if (call.rows.boundaries == nullptr && call.rows.time == 1) {
-    start<Format, Store, Width, 1>(call, stream);
+  const bool one = call.rows.boundaries == nullptr && call.rows.time == 1;
+  if (!vector) {
+    start<Format, Store, Warps, 4, Pass::tokens, false>(call, stream);
+  } else if (one) {
+    start<Format, Store, Warps, 1, Pass::one_token, true>(call, stream);
   } else {
-    start<Format, Store, Width, 4>(call, stream);
+    start<Format, Store, Warps, 4, Pass::tokens, true>(call, stream);
   }
 }
 
@@ -36,12 +33,14 @@ void start(const TwoKeyCall& call, void* stream) {
 
 void launch_step(const TwoKeyCall& call, void* stream) {
   with_format(call.format, [&](auto format) {
-    using Format = decltype(format);
-    if (call.state_dtype == Dtype::bf16) {
-      start<Format, bf16, 8>(call, stream);
-    } else {
-      start<Format, float, 4>(call, stream);
-    }
+    with_warps(warps_of(call), [&](auto warps) {
+      using Format = decltype(format);
+      if (call.state_dtype == Dtype::bf16) {
+        start<Format, bf16, warps.value>(call, stream);
+      } else {
+        start<Format, float, warps.value>(call, stream);
+      }
+    });
   });
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 
-// What the kernels that go token by token share. A block of threads holds all rows of 8 * Width
-// columns of one state in registers: lane % 8 owns Width columns, and warp w with group g = lane /
-// 8 the rows 32 w + 8 g .. + 7. So there are ceil(d_k / 32) warps, a row of the block is read by 8
-// lanes side by side, and a sum over d_k is 8 rows in a thread, four groups by shuffles and the
-// warps through shared memory, in this order always.
+// What the kernels that go token by token share. A block of threads holds all rows of 32 columns of
+// one state in registers: lane % 8 owns four columns, and warp w with group g = lane / 8 the rows
+// 32 w + 8 g .. + 7. So there are ceil(d_k / 32) warps, rounded up to a power of two, a row of the
+// block is read by 8 lanes side by side, and a sum over d_k is 8 rows in a thread, four groups by
+// shuffles and the warps through shared memory, in this order always.
 
 #include "core/cuda/instructions.hpp"
 #include "recurrence/cuda/call.hpp"
@@ -15,27 +15,28 @@ using namespace rankone::cuda;
 
 inline constexpr int kRows = 8;      // of a state, per thread
 inline constexpr int kGroups = 4;    // of rows, per warp
-inline constexpr int kMaxWarps = 8;  // 256 / 32
+inline constexpr int kWidth = 4;     // columns of a thread
+inline constexpr int kColumns = 32;  // columns of a block
 
 // How the blocks of a grid are numbered: column tile, then value head, then sequence.
 struct Split {
   unsigned tiles = 1, heads = 1, group = 1;
-  int warps = 1;
 };
 
-inline Split split_of(const TwoKeyCall& call, int columns) {
-  return {static_cast<unsigned>((call.d_v + columns - 1) / columns),
+inline Split split_of(const TwoKeyCall& call) {
+  return {static_cast<unsigned>((call.d_v + kColumns - 1) / kColumns),
           static_cast<unsigned>(call.value_heads),
-          static_cast<unsigned>(call.value_heads / call.heads), (call.d_k + 31) / 32};
+          static_cast<unsigned>(call.value_heads / call.heads)};
 }
-inline std::int64_t blocks_of(const TwoKeyCall& call, const Split& split) {
-  return call.rows.sequences * call.value_heads * split.tiles;
+inline std::int64_t blocks_of(const TwoKeyCall& call) {
+  return call.rows.sequences * call.value_heads * split_of(call).tiles;
+}
+inline int warps_of(const TwoKeyCall& call) {
+  return call.d_k <= 32 ? 1 : call.d_k <= 64 ? 2 : call.d_k <= 128 ? 4 : 8;
 }
 
 // The part of a block, and of a thread in it.
-template <int Width>
 struct Place {
-  static constexpr int kColumns = 8 * Width;
   std::int64_t sequence, head, key_head;
   int first;  // column of the block
   int thread, warp, lane, group;
@@ -55,94 +56,67 @@ struct Place {
     lane = thread % 32;
     group = lane / 8;
     row = (warp * kGroups + group) * kRows;
-    inside = lane % 8 * Width;
+    inside = lane % 8 * kWidth;
     column = first + inside;
   }
 };
 
 // ---- States in memory, row-major [K, V] --------------------------------------------------------
 
-// `vector`: d_v is a multiple of Width and the state is aligned to 16 bytes.
-template <class Store, int Width>
-__device__ __forceinline__ void load_state(float (&s)[kRows][Width], const Store* state,
-                                           const Place<Width>& at, int d_k, int d_v, bool vector) {
+// Vector: d_v is a multiple of four and the state is aligned to 16 bytes.
+template <bool Vector, class Store>
+__device__ __forceinline__ void load_state(float (&s)[kRows][kWidth], const Store* state,
+                                           const Place& at, int d_k, int d_v) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (int c = 0; c < Width; ++c) s[r][c] = 0.0F;
+    for (int c = 0; c < kWidth; ++c) s[r][c] = 0.0F;
   }
   if (state == nullptr) return;
   const Store* from = state + static_cast<std::int64_t>(at.row) * d_v + at.column;
-  if (vector) {
-    if (at.column >= d_v) return;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (at.row + r >= d_k) continue;
-      if constexpr (std::is_same_v<Store, float>) {
-#pragma unroll
-        for (int c = 0; c < Width; c += 4) {
-          const float4 four = *reinterpret_cast<const float4*>(from + r * d_v + c);
-          s[r][c] = four.x;
-          s[r][c + 1] = four.y;
-          s[r][c + 2] = four.z;
-          s[r][c + 3] = four.w;
-        }
-      } else {
-        static_assert(Width == 8 || std::is_same_v<Store, float>);
-        const uint4 eight = *reinterpret_cast<const uint4*>(from + r * d_v);
-        const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float2 two = unpack<Store>(pairs[c]);
-          s[r][2 * c] = two.x;
-          s[r][2 * c + 1] = two.y;
-        }
-      }
-    }
-    return;
-  }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if constexpr (!Vector) {
 #pragma unroll
-    for (int c = 0; c < Width; ++c) {
-      if (at.row + r < d_k && at.column + c < d_v) s[r][c] = widen(from[r * d_v + c]);
+      for (int c = 0; c < kWidth; ++c) {
+        if (at.row + r < d_k && at.column + c < d_v) s[r][c] = widen(from[r * d_v + c]);
+      }
+    } else if (at.row + r < d_k && at.column < d_v) {
+      if constexpr (std::is_same_v<Store, float>) {
+        const float4 four = *reinterpret_cast<const float4*>(from + r * d_v);
+        s[r][0] = four.x, s[r][1] = four.y, s[r][2] = four.z, s[r][3] = four.w;
+      } else {
+        const uint2 four = *reinterpret_cast<const uint2*>(from + r * d_v);
+        const float2 low = unpack<Store>(four.x), high = unpack<Store>(four.y);
+        s[r][0] = low.x, s[r][1] = low.y, s[r][2] = high.x, s[r][3] = high.y;
+      }
     }
   }
 }
 
-template <class Store, int Width>
-__device__ __forceinline__ void store_state(Store* state, const float (&s)[kRows][Width],
-                                            const Place<Width>& at, int d_k, int d_v, bool vector) {
+template <bool Vector, class Store>
+__device__ __forceinline__ void store_state(Store* state, const float (&s)[kRows][kWidth],
+                                            const Place& at, int d_k, int d_v) {
   Store* to = state + static_cast<std::int64_t>(at.row) * d_v + at.column;
-  if (vector) {
-    if (at.column >= d_v) return;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (at.row + r >= d_k) continue;
-      if constexpr (std::is_same_v<Store, float>) {
-#pragma unroll
-        for (int c = 0; c < Width; c += 4) {
-          *reinterpret_cast<float4*>(to + r * d_v + c) =
-              make_float4(s[r][c], s[r][c + 1], s[r][c + 2], s[r][c + 3]);
-        }
-      } else {
-        *reinterpret_cast<uint4*>(to + r * d_v) =
-            make_uint4(pack<Store>(s[r][0], s[r][1]), pack<Store>(s[r][2], s[r][3]),
-                       pack<Store>(s[r][4], s[r][5]), pack<Store>(s[r][6], s[r][7]));
-      }
-    }
-    return;
-  }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    if constexpr (!Vector) {
 #pragma unroll
-    for (int c = 0; c < Width; ++c) {
-      if (at.row + r < d_k && at.column + c < d_v) to[r * d_v + c] = narrow<Store>(s[r][c]);
+      for (int c = 0; c < kWidth; ++c) {
+        if (at.row + r < d_k && at.column + c < d_v) to[r * d_v + c] = narrow<Store>(s[r][c]);
+      }
+    } else if (at.row + r < d_k && at.column < d_v) {
+      if constexpr (std::is_same_v<Store, float>) {
+        *reinterpret_cast<float4*>(to + r * d_v) = make_float4(s[r][0], s[r][1], s[r][2], s[r][3]);
+      } else {
+        *reinterpret_cast<uint2*>(to + r * d_v) =
+            make_uint2(pack<Store>(s[r][0], s[r][1]), pack<Store>(s[r][2], s[r][3]));
+      }
     }
   }
 }
 
-// ---- Inputs of some tokens on their way to shared memory ---------------------------------------
+// ---- Gates -------------------------------------------------------------------------------------
 
 __device__ __forceinline__ std::uint32_t gate_bits(const Gate& gate, std::int64_t at) {
   if (gate.dtype == Dtype::f32) return static_cast<const std::uint32_t*>(gate.data)[at];
@@ -166,169 +140,188 @@ __device__ __forceinline__ void put_gate(void* data, Dtype dtype, std::int64_t a
 // leave zero.
 __device__ __forceinline__ float decay_factor(float g) { return expf(fminf(g, 88.0F)); }
 
-// One token in shared memory, as floats. keys = 32 * warps: what lies beyond d_k is zero.
+// ---- Inputs of some tokens on their way to shared memory ---------------------------------------
+
+// One token in shared memory, as floats. What lies beyond d_k and d_v is zero.
+template <int Warps>
 struct TokenView {
-  float *q, *e, *w, *decay;  // [keys]
-  float* v;                  // [columns of the block]
-  float* qw;                 // [kMaxWarps]: parts of q . w
+  static constexpr int kKeys = 32 * Warps;
+  static constexpr int kSize = 4 * kKeys + kColumns + 4;
+
+  float *q, *e, *w, *decay;  // [kKeys]
+  float* v;                  // [kColumns]
   float* b;
 
-  __host__ __device__ static constexpr int size(int keys, int columns) {
-    return 4 * keys + columns + kMaxWarps + 4;
-  }
-  __device__ __forceinline__ TokenView(float* start, int keys, int columns)
-      : q(start),
-        e(q + keys),
-        w(e + keys),
-        decay(w + keys),
-        v(decay + keys),
-        qw(v + columns),
-        b(qw + kMaxWarps) {}
+  __device__ __forceinline__ explicit TokenView(float* start)
+      : q(start), e(q + kKeys), w(e + kKeys), decay(w + kKeys), v(decay + kKeys), b(v + kColumns) {}
 };
 
-// Loads the inputs of up to Tokens tokens, as they are, long before they are needed; thread k the
-// channel k of the keys, the first warp the values.
-template <class Format, int Tokens, int Width>
+// Loads the inputs of up to Tokens tokens, as they are, long before they are needed: thread k the
+// channel k of the keys, the first warp the values. Without branches between the loads, so that all
+// are under way at once: threads without a channel and tokens beyond the last read what others do.
+template <class Format, int Warps, int Tokens>
 class Feed {
  public:
-  // `values`: [R, HV, V], the v of the tokens.
-  __device__ __forceinline__ Feed(const TwoKeyCall& call, const void* values,
-                                  const Place<Width>& at)
-      : call_(call), values_(static_cast<const Format*>(values)), at_(at) {
+  // Tokens row, row + direction, ...; `values`: [R, HV, V], the v of the tokens.
+  __device__ __forceinline__ Feed(const TwoKeyCall& call, const void* values, const Place& at,
+                                  std::int64_t row, int direction)
+      : call_(call), thread_(at.thread) {
     has_key_ = at.thread < call.d_k;
-    has_value_ = at.thread < 32;
+    const int channel = has_key_ ? at.thread : 0;
+    const int inside = at.first + at.lane < call.d_v ? at.lane : 0;
+    has_value_ = inside == at.lane;
+    key_ = (row * call.heads + at.key_head) * call.d_k + channel;
+    key_step_ = direction * call.heads * call.d_k;
+    gain_ = row * call.value_heads + at.head;
+    gain_step_ = direction * call.value_heads;
+    value_ = gain_ * call.d_v + at.first + inside;
+    value_step_ = gain_step_ * call.d_v;
+    const bool channels = call.gate == GateKind::channel;
+    gate_ = channels ? gain_ * call.d_k + channel : gain_;
+    gate_step_ = channels ? gain_step_ * call.d_k : gain_step_;
+    q_from_ = static_cast<const Format*>(call.q);
+    w_from_ = static_cast<const Format*>(call.w);
+    e_from_ = call.delta ? static_cast<const Format*>(call.e) : w_from_;
+    if (call.same_key) e_from_ = w_from_;
+    v_from_ = static_cast<const Format*>(values);
   }
 
-  // Tokens row, row + direction, ...
-  __device__ __forceinline__ void load(std::int64_t row, int direction, int count) {
+  // The next `count` tokens, at least one.
+  __device__ __forceinline__ void load(int count) {
+    std::int64_t gate[Tokens], gain[Tokens];
 #pragma unroll
     for (int t = 0; t < Tokens; ++t) {
-      if (t >= count) break;
-      const std::int64_t here = row + t * direction;
-      const std::int64_t gate = here * call_.value_heads + at_.head;
-      if (has_key_) {
-        const std::int64_t key = (here * call_.heads + at_.key_head) * call_.d_k + at_.thread;
-        q_[t] = static_cast<const Format*>(call_.q)[key];
-        w_[t] = static_cast<const Format*>(call_.w)[key];
-        if (call_.delta && !call_.same_key) e_[t] = static_cast<const Format*>(call_.e)[key];
-        if (call_.gate == GateKind::channel) {
-          g_[t] = gate_bits(call_.g, gate * call_.d_k + at_.thread);
-        } else if (call_.gate == GateKind::scalar) {
-          g_[t] = gate_bits(call_.g, gate);
-        }
+      q_[t] = q_from_[key_];
+      w_[t] = w_from_[key_];
+      e_[t] = e_from_[key_];
+      v_[t] = v_from_[value_];
+      gate[t] = gate_;
+      gain[t] = gain_;
+      if (t + 1 < count || t + 1 == Tokens) {
+        key_ += key_step_;
+        value_ += value_step_;
+        gate_ += gate_step_;
+        gain_ += gain_step_;
       }
-      if (has_value_) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-          const int column = at_.first + at_.thread + 32 * i;
-          if (column < call_.d_v) v_[t][i] = values_[gate * call_.d_v + column];
-        }
-      }
-      if (at_.thread == 0 && call_.b.data != nullptr) b_[t] = gate_bits(call_.b, gate);
     }
+    if (call_.gate != GateKind::none) load_gates(g_, call_.g, gate);
+    if (call_.b.data != nullptr) load_gates(b_, call_.b, gain);
   }
 
-  __device__ __forceinline__ void store(float* stage, int keys, int count) const {
-    constexpr int kColumns = Place<Width>::kColumns;
+  __device__ __forceinline__ void store(float* stage, int count) const {
 #pragma unroll
     for (int t = 0; t < Tokens; ++t) {
       if (t >= count) break;
-      const TokenView token(stage + t * TokenView::size(keys, kColumns), keys, kColumns);
-      const float q = has_key_ ? widen(q_[t]) : 0.0F, w = has_key_ ? widen(w_[t]) : 0.0F;
-      const bool gated = has_key_ && call_.gate != GateKind::none;
-      token.q[at_.thread] = q;
-      token.w[at_.thread] = w;
-      token.e[at_.thread] = call_.same_key ? w : (call_.delta && has_key_ ? widen(e_[t]) : 0.0F);
-      token.decay[at_.thread] = gated ? decay_factor(gate_value(call_.g.dtype, g_[t])) : 1.0F;
-      float product = q * w;
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        product += __shfl_xor_sync(0xffffffffU, product, step);
-      }
-      if (at_.lane == 0) token.qw[at_.warp] = product;
-      if (has_value_) {
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-          const int inside = at_.thread + 32 * i;
-          token.v[inside] = at_.first + inside < call_.d_v ? widen(v_[t][i]) : 0.0F;
-        }
-      }
-      if (at_.thread == 0) {
+      const TokenView<Warps> token(stage + t * TokenView<Warps>::kSize);
+      const float w = widen(w_[t]), e = widen(e_[t]);
+      float decay = 1.0F;
+      if (call_.gate != GateKind::none) decay = decay_factor(gate_value(call_.g.dtype, g_[t]));
+      token.q[thread_] = has_key_ ? widen(q_[t]) : 0.0F;
+      token.w[thread_] = has_key_ ? w : 0.0F;
+      token.e[thread_] = has_key_ && call_.delta ? e : 0.0F;
+      token.decay[thread_] = decay;
+      if (thread_ < kColumns) token.v[thread_] = has_value_ ? widen(v_[t]) : 0.0F;
+      if (thread_ == 0) {
         *token.b = call_.b.data != nullptr ? gate_value(call_.b.dtype, b_[t]) : 1.0F;
       }
     }
   }
 
  private:
-  static constexpr int kParts = Place<Width>::kColumns / 32;
+  __device__ __forceinline__ static void load_gates(std::uint32_t (&bits)[Tokens], const Gate& from,
+                                                    const std::int64_t (&at)[Tokens]) {
+    if (from.dtype == Dtype::f32) {
+#pragma unroll
+      for (int t = 0; t < Tokens; ++t) {
+        bits[t] = static_cast<const std::uint32_t*>(from.data)[at[t]];
+      }
+    } else {
+#pragma unroll
+      for (int t = 0; t < Tokens; ++t) {
+        bits[t] = static_cast<const std::uint16_t*>(from.data)[at[t]];
+      }
+    }
+  }
 
   const TwoKeyCall& call_;
-  const Format* values_;
-  const Place<Width>& at_;
+  const Format *q_from_, *e_from_, *w_from_, *v_from_;
+  std::int64_t key_, value_, gate_, gain_, key_step_, value_step_, gate_step_, gain_step_;
+  int thread_;
   bool has_key_, has_value_;
-  Format q_[Tokens], e_[Tokens], w_[Tokens], v_[Tokens][kParts];
+  Format q_[Tokens], e_[Tokens], w_[Tokens], v_[Tokens];
   std::uint32_t g_[Tokens], b_[Tokens];
 };
 
 // ---- Sums over d_k -----------------------------------------------------------------------------
 
-// Adds x over the groups of the warp and leaves a quarter of the sums in each: number
-// group * Count / 4 + i in x[i].
-template <int Count>
-__device__ __forceinline__ void sum_groups(float (&x)[Count], int group) {
-  const bool upper = (group & 2) != 0, odd = (group & 1) != 0;
-#pragma unroll
-  for (int i = 0; i < Count / 2; ++i) {
-    const float keep = upper ? x[Count / 2 + i] : x[i], give = upper ? x[i] : x[Count / 2 + i];
-    x[i] = keep + __shfl_xor_sync(0xffffffffU, give, 16);
-  }
-#pragma unroll
-  for (int i = 0; i < Count / 4; ++i) {
-    const float keep = odd ? x[Count / 4 + i] : x[i], give = odd ? x[i] : x[Count / 4 + i];
-    x[i] = keep + __shfl_xor_sync(0xffffffffU, give, 8);
-  }
-}
+// The parts that the warps leave for each other: sums for each column of the block, Count / kWidth
+// of them, and one number more.
+template <int Warps, int Count>
+struct Partial {
+  static constexpr int kSums = Count / kWidth;
+  static constexpr int kFloats = Warps * kSums * kColumns + (Warps + 3) / 4 * 4;
 
-// The same over all rows: x holds Count / Width sums for each of the thread's columns, one behind
-// the other; they land in partial[warp], [Count / Width][columns].
-template <int Width, int Count>
-__device__ __forceinline__ void put_sums(float* partial, float (&x)[Count],
-                                         const Place<Width>& at) {
-  constexpr int kQuarter = Count / 4;
-  sum_groups(x, at.group);
-  const int number = at.group * kQuarter;
-  float* to = partial + at.warp * (Count * 8) + number / Width * Place<Width>::kColumns +
-              at.inside + number % Width;
-  if constexpr (kQuarter % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < kQuarter; i += 4) {
-      *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-    }
-  } else if constexpr (kQuarter == 2) {
-    *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
-  } else {
-    to[0] = x[0];
-  }
-}
+  float* columns;  // [Warps, kSums, kColumns]
+  float* number;   // [Warps]
 
-// Sum `which` of the thread's columns, over the warps in order. After a barrier.
-template <int Width, int Count>
-__device__ __forceinline__ void get_sums(float (&sum)[Width], const float* partial, int which,
-                                         int warps, const Place<Width>& at) {
-  const float* from = partial + which * Place<Width>::kColumns + at.inside;
+  __device__ __forceinline__ explicit Partial(float* start)
+      : columns(start), number(start + Warps * kSums * kColumns) {}
+
+  // x: kSums sums for each of the thread's columns, one behind the other, over its rows.
+  __device__ __forceinline__ void put(float (&x)[Count], float one, const Place& at) const {
+    constexpr int kHalf = Count / 2, kQuarter = Count / 4;
+    const bool upper = (at.group & 2) != 0, odd = (at.group & 1) != 0;
+    // Each group ends with a quarter of the sums: from number group * kQuarter on.
 #pragma unroll
-  for (int c = 0; c < Width; ++c) sum[c] = 0.0F;
-  for (int warp = 0; warp < warps; ++warp, from += Count * 8) {
-#pragma unroll
-    for (int c = 0; c < Width; c += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + c);
-      sum[c] += four.x;
-      sum[c + 1] += four.y;
-      sum[c + 2] += four.z;
-      sum[c + 3] += four.w;
+    for (int i = 0; i < kHalf; ++i) {
+      const float keep = upper ? x[kHalf + i] : x[i], give = upper ? x[i] : x[kHalf + i];
+      x[i] = keep + __shfl_xor_sync(0xffffffffU, give, 16);
     }
+#pragma unroll
+    for (int i = 0; i < kQuarter; ++i) {
+      const float keep = odd ? x[kQuarter + i] : x[i], give = odd ? x[i] : x[kQuarter + i];
+      x[i] = keep + __shfl_xor_sync(0xffffffffU, give, 8);
+    }
+    one += __shfl_xor_sync(0xffffffffU, one, 16);
+    one += __shfl_xor_sync(0xffffffffU, one, 8);
+    const int first = at.group * kQuarter;
+    float* to =
+        columns + (at.warp * kSums + first / kWidth) * kColumns + at.inside + first % kWidth;
+    if constexpr (kQuarter == 2) {
+      *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]);
+    } else {
+      to[0] = x[0];
+    }
+    if (at.lane == 0) number[at.warp] = one;
   }
-}
+
+  // After a barrier. Sum `which` of the thread's four columns.
+  __device__ __forceinline__ void get(float (&sum)[kWidth], int which, const Place& at) const {
+    float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+    for (int warp = 0; warp < Warps; ++warp) {
+      const float4 part =
+          *reinterpret_cast<const float4*>(columns + (warp * kSums + which) * kColumns + at.inside);
+      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+    }
+    sum[0] = total.x, sum[1] = total.y, sum[2] = total.z, sum[3] = total.w;
+  }
+  // Of one column, counted from the first of the block.
+  __device__ __forceinline__ float get_one(int which, int inside) const {
+    float sum = 0.0F;
+#pragma unroll
+    for (int warp = 0; warp < Warps; ++warp) {
+      sum += columns[(warp * kSums + which) * kColumns + inside];
+    }
+    return sum;
+  }
+  __device__ __forceinline__ float get_number() const {
+    float sum = 0.0F;
+#pragma unroll
+    for (int warp = 0; warp < Warps; ++warp) sum += number[warp];
+    return sum;
+  }
+};
 
 // 8 numbers of a vector in shared memory, those of the thread's rows.
 struct Eight {
@@ -341,14 +334,13 @@ struct Eight {
   }
 };
 
-template <class Format, int Width>
-__device__ __forceinline__ void put_columns(Format* to, const float (&x)[Width],
-                                            const Place<Width>& at, int d_v) {
-#pragma unroll
-  for (int c = 0; c < Width; ++c) {
-    if (at.column + c < d_v) to[c] = narrow<Format>(x[c]);
-  }
+// What a warp writes for all columns of the block, a lane one: the group picks among the thread's.
+__device__ __forceinline__ float own_column(const float (&x)[kWidth], const Place& at) {
+  const float low = (at.group & 1) != 0 ? x[1] : x[0], high = (at.group & 1) != 0 ? x[3] : x[2];
+  return (at.group & 2) != 0 ? high : low;
 }
+
+// ---- Choice of the kernel ----------------------------------------------------------------------
 
 // Calls body(Format{}) with the type that a dtype names.
 template <class Body>
@@ -359,6 +351,20 @@ void with_format(Dtype format, const Body& body) {
     body(f16{});
   } else {
     body(float{});
+  }
+}
+
+// Calls body with the number of warps as a constant.
+template <class Body>
+void with_warps(int warps, const Body& body) {
+  if (warps == 1) {
+    body(std::integral_constant<int, 1>{});
+  } else if (warps == 2) {
+    body(std::integral_constant<int, 2>{});
+  } else if (warps == 4) {
+    body(std::integral_constant<int, 4>{});
+  } else {
+    body(std::integral_constant<int, 8>{});
   }
 }
 

@@ -14,110 +14,109 @@ struct BackTrace {
   int chunk = 32;
 };
 
-template <int Width, int Tokens>
-int backward_floats(int warps) {
-  return 2 * Tokens * TokenView::size(32 * warps, 8 * Width) + 2 * warps * 8 * Width;
-}
+template <int Warps, int Tokens>
+constexpr std::size_t kBackwardBytes = sizeof(float) * (2 * Tokens * TokenView<Warps>::kSize +
+                                                        2 * Partial<Warps, 4>::kFloats);
 
-// Grid: split_of(call, 8 * Width). Writes d_v and d_initial too.
-template <class Format, int Width, int Tokens, bool Delta>
-__global__ void __launch_bounds__(256) backward_kernel(const TwoKeyCall call, const TwoKeyBack back,
-                                                       const Split split, const BackTrace trace) {
-  constexpr int kColumns = Place<Width>::kColumns;
-  const Place<Width> at(split);
-  const int d_v = call.d_v, warps = split.warps, keys = 32 * warps;
+// Writes d_v and d_initial too.
+template <class Format, int Warps, int Tokens>
+__global__ void __launch_bounds__(32 * Warps)
+    backward_kernel(const TwoKeyCall call, const TwoKeyBack back, const Split split,
+                    const BackTrace trace) {
+  constexpr int kStage = Tokens * TokenView<Warps>::kSize;
+  using Sums = Partial<Warps, kWidth>;
+  const Place at(split);
+  const int d_v = call.d_v;
   const std::int64_t state_at =
       (at.sequence * call.value_heads + at.head) * call.d_k * static_cast<std::int64_t>(d_v);
-  const bool aligned = d_v % Width == 0 && (reinterpret_cast<std::uintptr_t>(back.d_final) |
-                                            reinterpret_cast<std::uintptr_t>(back.d_initial)) %
-                                                   16 ==
-                                               0;
-  float s[kRows][Width];  // Gr
-  load_state(s, back.d_final == nullptr ? nullptr : back.d_final + state_at, at, call.d_k, d_v,
-             aligned);
+  float s[kRows][kWidth];  // Gr
+  load_state<false>(s, back.d_final == nullptr ? nullptr : back.d_final + state_at, at, call.d_k,
+                    d_v);
 
-  const int stage_floats = Tokens * TokenView::size(keys, kColumns);
   auto* stages = reinterpret_cast<float*>(shared_memory());
-  float* partial = stages + 2 * stage_floats;
+  float* partials = stages + 2 * kStage;
   const std::int64_t begin = call.rows.begin(at.sequence), end = call.rows.end(at.sequence);
-  const auto down_to = [&](std::int64_t row) {  // tokens row, row - 1, ...
-    return static_cast<int>(row + 1 - begin < Tokens ? row + 1 - begin : Tokens);
+  const auto up_to = [&](std::int64_t left) {
+    return static_cast<int>(left < Tokens ? left : Tokens);
   };
-
-  Feed<Format, Tokens, Width> feed(call, back.d_o, at);
-  int count = down_to(end - 1);
-  feed.load(end - 1, -1, count);
-  feed.store(stages, keys, count);
-  __syncthreads();
-
+  Feed<Format, Warps, Tokens> feed(call, back.d_o, at, end - 1, -1);
+  std::int64_t left = end - begin;
+  int count = up_to(left);
+  if (count > 0) {
+    feed.load(count);
+    feed.store(stages, count);
+    __syncthreads();
+  }
+  std::int64_t row = end - 1;
+  std::int64_t value_at = (row * call.value_heads + at.head) * d_v + at.column + at.group;
+  const bool has_column = at.column + at.group < d_v;
   int side = 0, turn = 0;
-  for (std::int64_t block = end - 1; block >= begin; block -= Tokens) {
-    const int next = block - count >= begin ? down_to(block - count) : 0;
-    feed.load(block - count, -1, next);
+  while (count > 0) {
+    left -= count;
+    const int next = up_to(left);
+    if (next > 0) feed.load(next);
+#pragma unroll 1
     for (int t = 0; t < count; ++t) {
-      const std::int64_t row = block - t;
-      const TokenView token(stages + side * stage_floats + t * TokenView::size(keys, kColumns),
-                            keys, kColumns);
+      const TokenView<Warps> token(stages + side * kStage + t * TokenView<Warps>::kSize);
       const std::int64_t done = row - begin;
       if (row + 1 == end || (done + 1) % trace.chunk == 0) {
         const std::int64_t chunk =
             first_chunk(call.rows, at.sequence, trace.chunk) + done / trace.chunk;
         put_transposed(trace.d_states + (chunk * call.value_heads + at.head) * d_v *
-                                            static_cast<std::int64_t>(keys),
-                       s, at, keys, d_v);
+                                            static_cast<std::int64_t>(32 * Warps),
+                       s, at, 32 * Warps, d_v);
       }
-      float sums[Width];  // Gr^T w, before q do^T
-#pragma unroll
-      for (int c = 0; c < Width; ++c) sums[c] = 0.0F;
+      float sums[kWidth] = {0.0F, 0.0F, 0.0F, 0.0F}, qw = 0.0F;  // Gr^T w, before q do^T; q . w
+      const Eight q(token.q + at.row);
       {
         const Eight w(token.w + at.row);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
+          qw += q.x[r] * w.x[r];
 #pragma unroll
-          for (int c = 0; c < Width; ++c) sums[c] += s[r][c] * w.x[r];
+          for (int c = 0; c < kWidth; ++c) sums[c] += s[r][c] * w.x[r];
         }
       }
-      float* mine = partial + turn % 2 * (warps * Width * 8);
-      put_sums<Width, Width>(mine, sums, at);
+      const Sums partial(partials + turn * Sums::kFloats);
+      partial.put(sums, qw, at);
       __syncthreads();
-      float du[Width], d_o[Width], qw = 0.0F;
-      get_sums<Width, Width>(du, mine, 0, warps, at);
-      for (int warp = 0; warp < warps; ++warp) qw += token.qw[warp];
+      float du[kWidth];
+      partial.get(du, 0, at);
+      qw = partial.get_number();
+      const float4 four = *reinterpret_cast<const float4*>(token.v + at.inside);
+      const float d_o[kWidth] = {call.scale * four.x, call.scale * four.y, call.scale * four.z,
+                                 call.scale * four.w};
 #pragma unroll
-      for (int c = 0; c < Width; ++c) {
-        d_o[c] = call.scale * token.v[at.inside + c];
-        du[c] += qw * d_o[c];
-      }
-      const std::int64_t value_at = (row * call.value_heads + at.head) * d_v + at.column;
-      const bool writes = at.group == 0 && at.warp == turn % warps;
-      if (writes) put_columns(trace.d_update + value_at, du, at, d_v);
+      for (int c = 0; c < kWidth; ++c) du[c] += qw * d_o[c];
+      const bool writes = has_column && at.warp == t % Warps;
+      if (writes) trace.d_update[value_at] = own_column(du, at);
       const float gain = *token.b;
 #pragma unroll
-      for (int c = 0; c < Width; ++c) du[c] *= gain;
+      for (int c = 0; c < kWidth; ++c) du[c] *= gain;
       if (writes && back.d_v != nullptr) {
-        put_columns(static_cast<Format*>(back.d_v) + value_at, du, at, d_v);
+        static_cast<Format*>(back.d_v)[value_at] = narrow<Format>(own_column(du, at));
       }
-      const Eight decay(token.decay + at.row), q(token.q + at.row), e(token.e + at.row);
+      const Eight decay(token.decay + at.row), e(token.e + at.row);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-        for (int c = 0; c < Width; ++c) {
-          s[r][c] += q.x[r] * d_o[c];
-          if constexpr (Delta) s[r][c] -= e.x[r] * du[c];
-          s[r][c] *= decay.x[r];
+        for (int c = 0; c < kWidth; ++c) {
+          s[r][c] = (s[r][c] + q.x[r] * d_o[c] - e.x[r] * du[c]) * decay.x[r];
         }
       }
-      ++turn;
+      --row;
+      value_at -= call.value_heads * d_v;
+      turn ^= 1;
     }
     if (next > 0) {
       side ^= 1;
-      feed.store(stages + side * stage_floats, keys, next);
+      feed.store(stages + side * kStage, next);
       __syncthreads();
     }
-    count = next > 0 ? next : count;
+    count = next;
   }
   if (back.d_initial != nullptr) {
-    store_state(back.d_initial + state_at, s, at, call.d_k, d_v, aligned);
+    store_state<false>(back.d_initial + state_at, s, at, call.d_k, d_v);
   }
 }
 

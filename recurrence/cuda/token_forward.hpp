@@ -3,8 +3,8 @@
 // The recurrence forward, token by token (recurrence.hpp has the equations): what decode and the
 // sizes and formats without a chunk kernel run, and the first pass of the gradients.
 //
-// With S~ the decayed state, o = scale (S~^T q + (q . w) u), so that both sums over d_k are taken
-// at once and a token costs one barrier.
+// With S~ the decayed state, o = scale (S~^T q + (q . w) u), so that all sums over d_k are taken at
+// once and a token costs one barrier.
 
 #include "recurrence/cuda/token.hpp"
 
@@ -14,7 +14,7 @@ namespace rankone::recurrence::cuda {
 struct Trace {
   float* residual = nullptr;  // [R, HV, V]: v - S~^T e
   // The state at the start of each chunk of `chunk` rows, [chunks, HV, V, keys]: transposed, keys =
-  // d_k rounded up to a multiple of 32.
+  // 32 warps_of(call).
   float* states = nullptr;
   int chunk = 32;
 };
@@ -27,11 +27,10 @@ __device__ __forceinline__ std::int64_t first_chunk(const Rows& rows, std::int64
 }
 
 // Writes the thread's part of a state as [V, keys].
-template <int Width>
-__device__ __forceinline__ void put_transposed(float* state, const float (&s)[kRows][Width],
-                                               const Place<Width>& at, int keys, int d_v) {
+__device__ __forceinline__ void put_transposed(float* state, const float (&s)[kRows][kWidth],
+                                               const Place& at, int keys, int d_v) {
 #pragma unroll
-  for (int c = 0; c < Width; ++c) {
+  for (int c = 0; c < kWidth; ++c) {
     if (at.column + c >= d_v) continue;
     float* to = state + static_cast<std::int64_t>(at.column + c) * keys + at.row;
     *reinterpret_cast<float4*>(to) = make_float4(s[0][c], s[1][c], s[2][c], s[3][c]);
@@ -39,130 +38,125 @@ __device__ __forceinline__ void put_transposed(float* state, const float (&s)[kR
   }
 }
 
-// Of forward_kernel, in floats: two stages of tokens, two sets of partial sums.
-template <int Width, int Tokens>
-int forward_floats(int warps) {
-  return 2 * Tokens * TokenView::size(32 * warps, 8 * Width) + 2 * warps * 16 * Width;
-}
+enum class Pass : std::uint8_t {
+  one_token,  // per sequence of a dense call
+  tokens,
+  traced,  // no output: for the gradients
+};
 
-// Format of the inputs, Store of the states. Grid: split_of(call, 8 * Width).
-template <class Format, class Store, int Width, int Tokens, bool Delta, bool Traced>
-__global__ void __launch_bounds__(256)
+// Shared memory of forward_kernel: two stages of tokens, two sets of partial sums.
+template <int Warps, int Tokens>
+constexpr std::size_t kForwardBytes = sizeof(float) * (2 * Tokens * TokenView<Warps>::kSize +
+                                                       2 * Partial<Warps, 8>::kFloats);
+
+// Format of the inputs, Store of the states. Vector: d_v is a multiple of four and the states are
+// aligned to 16 bytes.
+template <class Format, class Store, int Warps, int Tokens, Pass kPass, bool Vector>
+__global__ void __launch_bounds__(32 * Warps)
     forward_kernel(const TwoKeyCall call, const Split split, const Trace trace) {
-  constexpr int kColumns = Place<Width>::kColumns;
-  constexpr int kSums = 2 * Width;
-  const Place<Width> at(split);
-  const int d_v = call.d_v, warps = split.warps, keys = 32 * warps;
+  constexpr bool kTraced = kPass == Pass::traced, kOne = kPass == Pass::one_token;
+  constexpr int kSums = kTraced ? kWidth : 2 * kWidth;
+  constexpr int kStage = Tokens * TokenView<Warps>::kSize;
+  const Place at(split);
+  const int d_v = call.d_v;
   const std::int64_t state_at =
       (at.sequence * call.value_heads + at.head) * call.d_k * static_cast<std::int64_t>(d_v);
   const auto* initial = reinterpret_cast<const Store*>(call.initial_state);
   auto* last = reinterpret_cast<Store*>(call.final_state);
-  const bool aligned =
-      d_v % Width == 0 &&
-      (reinterpret_cast<std::uintptr_t>(initial) | reinterpret_cast<std::uintptr_t>(last)) % 16 ==
-          0;
+  float s[kRows][kWidth];
+  load_state<Vector>(s, initial == nullptr ? nullptr : initial + state_at, at, call.d_k, d_v);
 
-  float s[kRows][Width];
-  load_state(s, initial == nullptr ? nullptr : initial + state_at, at, call.d_k, d_v, aligned);
-
-  const int stage_floats = Tokens * TokenView::size(keys, kColumns);
   auto* stages = reinterpret_cast<float*>(shared_memory());
-  float* partial = stages + 2 * stage_floats;
-  const std::int64_t begin = call.rows.begin(at.sequence), end = call.rows.end(at.sequence);
-  const auto up_to = [&](std::int64_t row) {
-    return static_cast<int>(end - row < Tokens ? end - row : Tokens);
+  float* partials = stages + 2 * kStage;
+  const std::int64_t begin = kOne ? at.sequence : call.rows.begin(at.sequence);
+  const std::int64_t end = kOne ? begin + 1 : call.rows.end(at.sequence);
+  const auto up_to = [&](std::int64_t left) {
+    return static_cast<int>(left < Tokens ? left : Tokens);
   };
-
-  Feed<Format, Tokens, Width> feed(call, call.v, at);
-  int count = up_to(begin);
-  feed.load(begin, 1, count);
-  feed.store(stages, keys, count);
-  __syncthreads();
-
+  Feed<Format, Warps, Tokens> feed(call, call.v, at, begin, 1);
+  std::int64_t left = end - begin;
+  int count = kOne ? 1 : up_to(left);
+  if (count > 0) {
+    feed.load(count);
+    feed.store(stages, count);
+    __syncthreads();
+  }
+  std::int64_t row = begin;
+  std::int64_t value_at = (row * call.value_heads + at.head) * d_v + at.column + at.group;
+  const bool has_column = at.column + at.group < d_v;
   int side = 0, turn = 0;
-  for (std::int64_t block = begin; block < end; block += Tokens) {
-    const int next = block + count < end ? up_to(block + count) : 0;
-    feed.load(block + count, 1, next);
+  while (count > 0) {
+    left -= count;
+    const int next = kOne ? 0 : up_to(left);
+    if (next > 0) feed.load(next);
+#pragma unroll 1
     for (int t = 0; t < count; ++t) {
-      const std::int64_t row = block + t;
-      const TokenView token(stages + side * stage_floats + t * TokenView::size(keys, kColumns),
-                            keys, kColumns);
-      if constexpr (Traced) {
-        const std::int64_t done = row - begin;
+      const TokenView<Warps> token(stages + side * kStage + t * TokenView<Warps>::kSize);
+      if constexpr (kTraced) {
+        const auto done = row - begin;
         if (done % trace.chunk == 0) {
           const std::int64_t chunk =
               first_chunk(call.rows, at.sequence, trace.chunk) + done / trace.chunk;
           put_transposed(trace.states + (chunk * call.value_heads + at.head) * d_v *
-                                            static_cast<std::int64_t>(keys),
-                         s, at, keys, d_v);
+                                            static_cast<std::int64_t>(32 * Warps),
+                         s, at, 32 * Warps, d_v);
         }
       }
-      float sums[kSums];  // S~^T e, S~^T q
+      float sums[kSums], qw = 0.0F;  // S~^T e, S~^T q; q . w
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] = 0.0F;
-      const Eight decay(token.decay + at.row);
+      const Eight w(token.w + at.row);
       {
-        const Eight e(token.e + at.row), q(token.q + at.row);
+        const Eight decay(token.decay + at.row), e(token.e + at.row), q(token.q + at.row);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
+          qw += q.x[r] * w.x[r];
 #pragma unroll
-          for (int c = 0; c < Width; ++c) {
+          for (int c = 0; c < kWidth; ++c) {
             s[r][c] *= decay.x[r];
-            if constexpr (Delta) sums[c] += s[r][c] * e.x[r];
-            if constexpr (!Traced) sums[Width + c] += s[r][c] * q.x[r];
+            sums[c] += s[r][c] * e.x[r];
+            if constexpr (!kTraced) sums[kWidth + c] += s[r][c] * q.x[r];
           }
         }
       }
-      float* mine = partial + turn % 2 * (warps * kSums * 8);
-      float u[Width];
-      if constexpr (Delta || !Traced) {
-        put_sums<Width, kSums>(mine, sums, at);
-        __syncthreads();
-      }
-      if constexpr (Delta) {
-        get_sums<Width, kSums>(u, mine, 0, warps, at);
-      } else {
-#pragma unroll
-        for (int c = 0; c < Width; ++c) u[c] = 0.0F;
-      }
-#pragma unroll
-      for (int c = 0; c < Width; ++c) u[c] = token.v[at.inside + c] - u[c];
-      const std::int64_t value_at = (row * call.value_heads + at.head) * d_v + at.column;
-      const bool writes = at.group == 0 && at.warp == turn % warps;
-      if constexpr (Traced) {
-        if (writes) put_columns(trace.residual + value_at, u, at, d_v);
+      const Partial<Warps, kSums> partial(partials + turn * Partial<Warps, kSums>::kFloats);
+      partial.put(sums, qw, at);
+      __syncthreads();
+      float u[kWidth];
+      partial.get(u, 0, at);
+      const float4 v = *reinterpret_cast<const float4*>(token.v + at.inside);
+      u[0] = v.x - u[0], u[1] = v.y - u[1], u[2] = v.z - u[2], u[3] = v.w - u[3];
+      const bool writes = has_column && at.warp == (kOne ? 0 : t % Warps);
+      if constexpr (kTraced) {
+        if (writes) trace.residual[value_at] = own_column(u, at);
       }
       const float gain = *token.b;
 #pragma unroll
-      for (int c = 0; c < Width; ++c) u[c] *= gain;
-      {
-        const Eight w(token.w + at.row);
+      for (int c = 0; c < kWidth; ++c) u[c] *= gain;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-          for (int c = 0; c < Width; ++c) s[r][c] += w.x[r] * u[c];
-        }
+        for (int c = 0; c < kWidth; ++c) s[r][c] += w.x[r] * u[c];
       }
-      if constexpr (!Traced) {
+      if constexpr (!kTraced) {
         if (writes && call.o != nullptr) {
-          float o[Width], qw = 0.0F;
-          get_sums<Width, kSums>(o, mine, 1, warps, at);
-          for (int warp = 0; warp < warps; ++warp) qw += token.qw[warp];
-#pragma unroll
-          for (int c = 0; c < Width; ++c) o[c] = call.scale * (o[c] + qw * u[c]);
-          put_columns(static_cast<Format*>(call.o) + value_at, o, at, d_v);
+          const float seen = partial.get_one(1, at.inside + at.group);
+          const float o = call.scale * (seen + partial.get_number() * own_column(u, at));
+          static_cast<Format*>(call.o)[value_at] = narrow<Format>(o);
         }
       }
-      ++turn;
+      ++row;
+      value_at += call.value_heads * d_v;
+      turn ^= 1;
     }
     if (next > 0) {
       side ^= 1;
-      feed.store(stages + side * stage_floats, keys, next);
+      feed.store(stages + side * kStage, next);
       __syncthreads();
     }
-    count = next > 0 ? next : count;
+    count = next;
   }
-  if (last != nullptr) store_state(last + state_at, s, at, call.d_k, d_v, aligned);
+  if (last != nullptr) store_state<Vector>(last + state_at, s, at, call.d_k, d_v);
 }
 
 }  // namespace rankone::recurrence::cuda
