@@ -141,4 +141,23 @@ __device__ __forceinline__ void invert_column(unsigned char* tile, const float* 
   }
 }
 
+// All of it: from rows of the strict triangle that each warp put into its own 16 rows (the upper
+// part of the diagonal blocks is not looked at) to the tile in global memory. `tile` is
+// kSquareBytes of shared memory beside the triangle. By 128 threads.
+template <class Format>
+__device__ __forceinline__ void invert_triangle(float* triangle, unsigned char* tile,
+                                                unsigned char* out) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  __syncwarp();
+  invert_diagonal_block(triangle + 16 * warp * (kTriangleRow + 1));
+  __syncthreads();
+  invert_column<Format>(tile, triangle, warp);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = (i * 128 + thread) * 16;
+    *reinterpret_cast<uint4*>(out + at) = *reinterpret_cast<const uint4*>(tile + at);
+  }
+}
+
 }  // namespace rankone::recurrence::cuda

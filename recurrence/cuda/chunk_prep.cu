@@ -1,6 +1,6 @@
 #include "recurrence/cuda/chunk_prep.hpp"
 
-#include "recurrence/cuda/chunk_gates.hpp"
+#include "recurrence/cuda/chunk_inputs.hpp"
 #include "recurrence/cuda/chunk_inverse.hpp"
 
 // Without decay and for scalar decay. One block of four warps per (chunk, value head): warp w makes
@@ -22,31 +22,10 @@ constexpr int kTiles = sizeof(Shared);  // where the key tiles begin; later the 
 static_assert(kTiles % 128 == 0);
 
 template <int Columns>
-using KeyTile = Tile<64, Columns, true>;
-
-template <int Columns>
 std::size_t shared_bytes(bool delta, bool same_key) {
   const std::size_t keys = KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
   const std::size_t solve = delta ? kTriangleBytes + kSquareBytes : 0;
   return kTiles + (keys > solve ? keys : solve);
-}
-
-// Tiles of Columns keys: q, w and, where it is another tensor, e.
-template <class Format, int Columns>
-__device__ __forceinline__ void load_keys(const TwoKeyCall& call, std::int64_t first, int count,
-                                          std::int64_t head, bool erase, unsigned char* tiles) {
-  using T = KeyTile<Columns>;
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t stride = call.heads * call.d_k * 2;
-  const std::int64_t offset = first * stride + call.key_head(head) * call.d_k * 2;
-  const auto load = [&](int slot, const void* from) {
-    load_tile<T>(tiles + slot * T::kBytes, static_cast<const unsigned char*>(from) + offset, stride,
-                 count, call.d_k, thread, kThreads);
-  };
-  load(0, call.q);
-  load(1, call.w);
-  if (erase) load(2, call.e);
-  copy_commit();
 }
 
 // Rows of the record that depend on gates alone. `thread` counts all threads.
@@ -83,7 +62,8 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
   const int count = span.count;
   unsigned char* const record = c.record(chunk, head);
 
-  load_keys<Format, Columns>(call, span.first, count, head, Delta && !call.same_key, tiles);
+  load_keys<Columns>(call, span.first, count, head, Delta && !call.same_key, tiles);
+  copy_commit();
   const std::int64_t gate = span.first * call.value_heads + head;
   if (warp == 0) {
     sum_gates<Format>(shared.sums, call.g, gate, call.value_heads, count);
@@ -160,17 +140,7 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
     *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
         make_float2(lower_gain * a[n][2], lower_gain * a[n][3]);
   }
-  __syncwarp();
-  invert_diagonal_block(triangle + m * (kTriangleRow + 1));
-  __syncthreads();
-  invert_column<Format>(square_t, triangle, warp);
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kSquareBytes / 16 / kThreads; ++i) {
-    const int at = (i * kThreads + thread) * 16;
-    *reinterpret_cast<uint4*>(record + c.layout.square_t + at) =
-        *reinterpret_cast<const uint4*>(square_t + at);
-  }
+  invert_triangle<Format>(triangle, square_t, record + c.layout.square_t);
 }
 
 template <class Format, int Columns>
@@ -198,6 +168,7 @@ void launch_format(const ChunkCall& c, void* stream) {
 }  // namespace
 
 void launch_chunk_prep(const ChunkCall& call, void* stream) {
+  if (call.call.gate == GateKind::channel) return launch_chunk_prep_channel(call, stream);
   call.call.format == Dtype::bf16 ? launch_format<bf16>(call, stream)
                                   : launch_format<f16>(call, stream);
 }

@@ -7,7 +7,10 @@
 
 namespace rankone::recurrence::cuda {
 
-// Reads q, e, w, g and b; writes all records. d_k is a multiple of 8; no channel decay.
+// Reads q, e, w, g and b; writes all records. d_k is a multiple of 8.
 void launch_chunk_prep(const ChunkCall& call, void* stream);
+
+// The part of it for channel decay.
+void launch_chunk_prep_channel(const ChunkCall& call, void* stream);
 
 }  // namespace rankone::recurrence::cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-// Gates of a chunk, as the preparation kernels read them. Decays are base 2.
+// Keys and gates of a chunk, as the preparation kernels read them. Decays are base 2.
 
 #include "recurrence/cuda/chunk.hpp"
 #include "recurrence/cuda/tile.hpp"
@@ -73,5 +73,27 @@ __device__ __forceinline__ void sum_gates(float* sums, const Gate& g, std::int64
 
 // G_i - G_j
 __device__ __forceinline__ float between(float2 i, float2 j) { return (i.x - j.x) + (i.y - j.y); }
+
+// ---- Keys --------------------------------------------------------------------------------------
+
+template <int Columns>
+using KeyTile = RowTile<64, Columns>;
+
+// Tiles of Columns keys: q, w and, where it is another tensor, e. By 128 threads; asynchronous.
+template <int Columns>
+__device__ __forceinline__ void load_keys(const TwoKeyCall& call, std::int64_t first, int count,
+                                          std::int64_t head, bool erase, unsigned char* tiles) {
+  using T = KeyTile<Columns>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t stride = call.heads * call.d_k * 2;
+  const std::int64_t offset = first * stride + call.key_head(head) * call.d_k * 2;
+  const auto load = [&](int slot, const void* from) {
+    load_tile<T>(tiles + slot * T::kBytes, static_cast<const unsigned char*>(from) + offset, stride,
+                 count, call.d_k, thread, 128);
+  };
+  load(0, call.q);
+  load(1, call.w);
+  if (erase) load(2, call.e);
+}
 
 }  // namespace rankone::recurrence::cuda

@@ -1,0 +1,567 @@
+#include "recurrence/cuda/chunk_inputs.hpp"
+#include "recurrence/cuda/chunk_inverse.hpp"
+#include "recurrence/cuda/chunk_prep.hpp"
+
+// Channel decay. Every product of keys has its decay split at an anchor row between them, so that
+// both factors are decays (exponents <= 0, which can only underflow) and are rounded with a key:
+//
+//     rows 32 .. 63 with columns 0 .. 31       anchor 32   (Q64, E64 and W64)
+//     rows 16 .. 31 with 0 .. 15, 48 .. with 32 .. 47      anchors 16 and 48   (Q32, E32 and W32)
+//     the blocks of 16 on the diagonal         the block's middle, where no factor then exceeds
+//                                              2^limit; otherwise again halves of halves
+//
+// Exponents are sums of the gates between two rows, never differences of longer sums. One block of
+// four warps per (chunk, value head); warp w has rows 16 w .. of all products. A lane holds the
+// same elements of keys and gates whether they are the left or the right side of a product.
+
+namespace rankone::recurrence::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr float kMostFactor = 1e37F;
+
+template <int Columns>
+struct Shared {
+  float gain[64];
+  // By block of 16 rows and 32 channels: whether the middle row serves as anchor for it.
+  std::int32_t middle[4][8];
+  // Decays by channel: over the first half of each block; over all blocks before and behind it;
+  // over block 1 (for columns of block 0) and block 2 (for rows of block 3).
+  float half[4][Columns], before[4][Columns], behind[4][Columns], skip[2][Columns];
+  // Gates; where `middle`, log decays in base 2 from the middle row (to it: negated). Later the
+  // left sides of rows 16 .., as fragments.
+  static constexpr int kRow = Columns + 8;
+  float gates[64][kRow];
+};
+
+// Elements of a fragment: register r holds rows g + 8 (r % 2), columns 2t + 8 (r / 2) and the next.
+using Elements = float[4][2];
+
+template <class Format>
+__device__ __forceinline__ void unpack_all(Elements& out, const std::uint32_t (&in)[4]) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const float2 pair = unpack<Format>(in[r]);
+    out[r][0] = pair.x;
+    out[r][1] = pair.y;
+  }
+}
+template <class Format>
+__device__ __forceinline__ void pack_product(std::uint32_t (&out)[4], const Elements& a,
+                                             const Elements& b) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) out[r] = pack<Format>(a[r][0] * b[r][0], a[r][1] * b[r][1]);
+}
+// The same with one more factor for each column.
+template <class Format>
+__device__ __forceinline__ void pack_product(std::uint32_t (&out)[4], const Elements& a,
+                                             const Elements& b, const float (&columns)[2][2]) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    float value[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      value[i] = a[r][i] * fminf(b[r][i] * columns[r / 2][i], kMostFactor);
+      if constexpr (std::is_same_v<Format, f16>) {
+        value[i] = fminf(fmaxf(value[i], -65504.0F), 65504.0F);
+      }
+    }
+    out[r] = pack<Format>(value[0], value[1]);
+  }
+}
+__device__ __forceinline__ void load_columns(float (&out)[2][2], const float* row, int column) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float2 pair = *reinterpret_cast<const float2*>(row + column + 8 * half);
+    out[half][0] = pair.x;
+    out[half][1] = pair.y;
+  }
+}
+
+// Gates into shared memory as floats; zero beyond the rows and channels of the call. Asynchronous
+// where they are floats.
+template <class Format, int Columns>
+__device__ __forceinline__ void load_gates(Shared<Columns>& shared, const TwoKeyCall& call,
+                                           std::int64_t first, int count, std::int64_t head) {
+  const std::int64_t stride = call.value_heads * call.d_k;
+  const std::int64_t offset = first * stride + head * call.d_k;
+  if (call.g.dtype == Dtype::f32) {
+    const float* const from = static_cast<const float*>(call.g.data) + offset;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < 64 * Columns / 4; i += kThreads) {
+      const int row = i / (Columns / 4), column = i % (Columns / 4) * 4;
+      const bool valid = row < count && column < call.d_k;
+      copy_16(&shared.gates[row][column], from + (valid ? row * stride + column : 0), valid);
+    }
+    return;
+  }
+  const Format* const from = static_cast<const Format*>(call.g.data) + offset;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * Columns / 8; i += kThreads) {
+    const int row = i / (Columns / 8), column = i % (Columns / 8) * 8;
+    uint4 pairs = make_uint4(0, 0, 0, 0);
+    if (row < count && column < call.d_k) {
+      pairs = *reinterpret_cast<const uint4*>(from + row * stride + column);
+    }
+    const float2 a = unpack<Format>(pairs.x), b = unpack<Format>(pairs.y);
+    const float2 c = unpack<Format>(pairs.z), d = unpack<Format>(pairs.w);
+    auto* const to = reinterpret_cast<float4*>(&shared.gates[row][column]);
+    to[0] = make_float4(a.x, a.y, b.x, b.y);
+    to[1] = make_float4(c.x, c.y, d.x, d.y);
+  }
+}
+
+// One channel a lane: decays of whole blocks, and the gates of blocks with the middle as anchor.
+template <class Format, int Columns>
+__device__ __forceinline__ void sum_channels(Shared<Columns>& shared, float* keep, int d_k) {
+  constexpr float kLimit = std::is_same_v<Format, f16> ? 4.0F : 50.0F;
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  for (int group = warp; group < Columns / 32; group += 4) {
+    const int channel = 32 * group + lane;
+    float total[4];
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      float* const gates = &shared.gates[16 * block][channel];
+      float sum[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[i] = gates[i * Shared<Columns>::kRow] * kLog2e;
+      float first = 0.0F;  // row i: - (rows i + 1 .. 7)
+#pragma unroll
+      for (int i = 7; i >= 0; --i) {
+        const float gate = sum[i];
+        sum[i] = first;
+        first -= gate;
+      }
+      first = -first;
+      float second = 0.0F;  // row i: rows 8 .. i
+#pragma unroll
+      for (int i = 8; i < 16; ++i) sum[i] = second += sum[i];
+      float span = first;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) span = fmaxf(span, fabsf(sum[i]));
+      total[block] = first + second;
+      shared.half[block][channel] = decay_factor(first);
+      const bool middle = __all_sync(0xffffffffU, span <= kLimit ? 1 : 0) != 0;
+      if (lane == 0) shared.middle[block][group] = middle ? 1 : 0;
+      if (!middle) continue;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) gates[i * Shared<Columns>::kRow] = sum[i];
+    }
+    shared.before[0][channel] = 1.0F;
+    shared.before[1][channel] = decay_factor(total[0]);
+    shared.before[2][channel] = decay_factor(total[0] + total[1]);
+    shared.before[3][channel] = decay_factor(total[0] + total[1] + total[2]);
+    shared.behind[0][channel] = decay_factor(total[1] + total[2] + total[3]);
+    shared.behind[1][channel] = decay_factor(total[2] + total[3]);
+    shared.behind[2][channel] = decay_factor(total[3]);
+    shared.behind[3][channel] = 1.0F;
+    shared.skip[0][channel] = decay_factor(total[1]);
+    shared.skip[1][channel] = decay_factor(total[2]);
+    keep[channel] = channel < d_k ? decay_factor(total[0] + total[1] + total[2] + total[3]) : 0.0F;
+  }
+}
+
+// Gates as they came, base 2, of this lane's elements.
+template <int Columns>
+__device__ __forceinline__ void load_elements(Elements& out, const Shared<Columns>& shared, int row,
+                                              int column, float factor) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const float2 pair =
+        *reinterpret_cast<const float2*>(&shared.gates[row + r % 2 * 8][column + r / 2 * 8]);
+    out[r][0] = pair.x * factor;
+    out[r][1] = pair.y * factor;
+  }
+}
+
+// Sums of gates in each aligned group of 2^levels rows: up to a row with it, and behind it.
+__device__ __forceinline__ void scan_rows(Elements& prefix, Elements& suffix, const Elements& gates,
+                                          int levels) {
+  const int g = static_cast<int>(threadIdx.x % 32) / 4;
+  Elements total;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    prefix[j / 2][j % 2] = total[j / 2][j % 2] = gates[j / 2][j % 2];
+    suffix[j / 2][j % 2] = 0.0F;
+  }
+  for (int level = 0; level < levels; ++level) {
+    Elements other;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      other[j / 2][j % 2] = level < 3
+                                ? __shfl_xor_sync(0xffffffffU, total[j / 2][j % 2], 4 << level)
+                                : total[j / 2 ^ 1][j % 2];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int r = j / 2, i = j % 2;
+      const bool second = (level < 3 ? g >> level & 1 : r & 1) != 0;
+      (second ? prefix : suffix)[r][i] += other[r][i];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) total[j / 2][j % 2] += other[j / 2][j % 2];
+  }
+}
+
+// What the four warps of a block share, and a lane's place in it.
+template <class Format, int Columns, bool Delta, bool SameKey>
+struct Place {
+  using T = KeyTile<Columns>;
+  Shared<Columns>& shared;
+  unsigned char* tiles;  // q, w, e
+  int warp, g, t;
+
+  __device__ int first_row() const { return 16 * warp; }
+  __device__ unsigned char* query() const { return tiles; }
+  __device__ unsigned char* write() const { return tiles + T::kBytes; }
+  __device__ unsigned char* erase() const { return tiles + (SameKey ? 1 : 2) * T::kBytes; }
+  // Sixteen bytes of this lane: its left side number `which` of step k, in place of the gates of
+  // that step, or in the place of its own rows of keys.
+  __device__ uint4* left(int k, int which) const {
+    const int lane = 4 * g + t;
+    return reinterpret_cast<uint4*>(&shared.gates[first_row() + lane / 2][16 * k + 8 * which]) +
+           lane % 2;
+  }
+  __device__ uint4* left_in(unsigned char* tile, int k) const {
+    const int lane = 4 * g + t;
+    return reinterpret_cast<uint4*>(tile + T::place(first_row() + lane % 16, 2 * k + lane / 16));
+  }
+  // A fragment into this warp's rows of a tile of layout To.
+  template <class To>
+  __device__ void put_rows(unsigned char* tile, int k, const std::uint32_t (&value)[4]) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      *reinterpret_cast<std::uint32_t*>(
+          tile + To::place(first_row() + g + r % 2 * 8, 2 * k + r / 2) + t * 4) = value[r];
+    }
+  }
+};
+
+__device__ __forceinline__ void put(uint4* to, const std::uint32_t (&value)[4]) {
+  *to = make_uint4(value[0], value[1], value[2], value[3]);
+}
+__device__ __forceinline__ void get(std::uint32_t (&value)[4], const uint4* from) {
+  const uint4 all = *from;
+  value[0] = all.x;
+  value[1] = all.y;
+  value[2] = all.z;
+  value[3] = all.w;
+}
+
+// Accumulators of a block on the diagonal.
+struct Block {
+  float p[2][4], a[2][4];
+};
+
+// A block on the diagonal: a and P of channels whose decays do not allow the middle as anchor.
+// Level by level: pairs of rows in the two halves of a group of 2^(level + 1), with the anchor
+// between the halves; level -1 is the diagonal itself, where nothing decays.
+template <class Format, int Columns, bool Delta, bool SameKey>
+__device__ __noinline__ Block strong_block(const Place<Format, Columns, Delta, SameKey> at) {
+  using T = KeyTile<Columns>;
+  Block out = {};
+  const int m = at.first_row();
+  for (int level = -1; level < 4; ++level) {
+    float level_p[2][4] = {}, level_a[2][4] = {};
+    for (int k = 0; k < Columns / 16; ++k) {
+      if (at.shared.middle[at.warp][k / 2] != 0) continue;
+      Elements gates, prefix, suffix, key;
+      load_elements(gates, at.shared, m + at.g, 16 * k + 2 * at.t, kLog2e);
+      scan_rows(prefix, suffix, gates, level);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int r = j / 2, i = j % 2;
+        const bool second = (level == 3 ? r & 1 : at.g >> (level < 0 ? 0 : level) & 1) != 0;
+        gates[r][i] = level < 0 ? 1.0F : decay_factor(second ? prefix[r][i] : suffix[r][i]);
+      }
+      std::uint32_t raw[4], left[4], right[4];
+      load_a<T>(raw, at.write(), m, k);
+      unpack_all<Format>(key, raw);
+      pack_product<Format>(right, key, gates);
+      load_a<T>(raw, at.query(), m, k);
+      unpack_all<Format>(key, raw);
+      pack_product<Format>(left, key, gates);
+      mma_m16n8k16<Format>(level_p[0], left, right[0], right[2]);
+      mma_m16n8k16<Format>(level_p[1], left, right[1], right[3]);
+      if constexpr (Delta) {
+        load_a<T>(raw, at.erase(), m, k);
+        unpack_all<Format>(key, raw);
+        pack_product<Format>(left, key, gates);
+        mma_m16n8k16<Format>(level_a[0], left, right[0], right[2]);
+        mma_m16n8k16<Format>(level_a[1], left, right[1], right[3]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int row = at.g + j % 4 / 2 * 8, column = j / 4 * 8 + 2 * at.t + j % 2;
+      const bool here = level < 0 ? row == column : row > column && (row ^ column) >> level == 1;
+      if (!here) continue;
+      out.p[j / 4][j % 4] += level_p[j / 4][j % 4];
+      out.a[j / 4][j % 4] += level_a[j / 4][j % 4];
+    }
+  }
+  return out;
+}
+
+// The blocks on the diagonal, the scaled tiles, and the sides of the products between blocks.
+template <class Format, int Columns, bool Delta, bool SameKey>
+__device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, SameKey>& at,
+                                           const ChunkCall& c, unsigned char* record,
+                                           Block& block) {
+  using T = KeyTile<Columns>;
+  using Out = Tile<64, Columns, false>;
+  const int m = at.first_row(), warp = at.warp;
+  for (int k = 0; k < Columns / 16; ++k) {
+    const int column = 16 * k + 2 * at.t;
+    Elements prefix, suffix, query, write, erase;
+    std::uint32_t raw[4], out[4];
+    load_a<T>(raw, at.query(), m, k);
+    unpack_all<Format>(query, raw);
+    load_a<T>(raw, at.write(), m, k);
+    unpack_all<Format>(write, raw);
+    if constexpr (Delta && !SameKey) {
+      load_a<T>(raw, at.erase(), m, k);
+      unpack_all<Format>(erase, raw);
+    }
+    const Elements& read = SameKey ? write : erase;
+    if (at.shared.middle[warp][k / 2] != 0) {
+      load_elements(prefix, at.shared, m + at.g, column, 1.0F);
+      float half[2][2], other[2][2];
+      load_columns(other, at.shared.gates[m + 15], column);
+      load_columns(half, at.shared.half[warp], column);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float exponent = prefix[j / 2][j % 2];
+        prefix[j / 2][j % 2] = exp2_fast(exponent);
+        suffix[j / 2][j % 2] = exp2_fast(-exponent);
+      }
+      std::uint32_t right[4];
+      pack_product<Format>(right, write, suffix);
+      pack_product<Format>(out, query, prefix);
+      mma_m16n8k16<Format>(block.p[0], out, right[0], right[2]);
+      mma_m16n8k16<Format>(block.p[1], out, right[1], right[3]);
+      if constexpr (Delta) {
+        pack_product<Format>(out, read, prefix);
+        mma_m16n8k16<Format>(block.a[0], out, right[0], right[2]);
+        mma_m16n8k16<Format>(block.a[1], out, right[1], right[3]);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int r = j / 2, i = j % 2;
+        prefix[r][i] *= half[r / 2][i];
+        suffix[r][i] *= exp2_fast(other[r / 2][i]);
+      }
+    } else {
+      Elements gates;
+      load_elements(gates, at.shared, m + at.g, column, kLog2e);
+      scan_rows(prefix, suffix, gates, 4);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        prefix[j / 2][j % 2] = decay_factor(prefix[j / 2][j % 2]);
+        suffix[j / 2][j % 2] = decay_factor(suffix[j / 2][j % 2]);
+      }
+    }
+    float factor[2][2];
+    load_columns(factor, at.shared.before[warp], column);
+    pack_product<Format>(out, query, prefix, factor);
+    at.template put_rows<Out>(record + c.layout.query, k, out);
+    if constexpr (Delta) {
+      pack_product<Format>(out, read, prefix, factor);
+      at.template put_rows<Out>(record + c.layout.erase, k, out);
+    }
+    load_columns(factor, at.shared.behind[warp], column);
+    pack_product<Format>(out, write, suffix, factor);
+    at.template put_rows<Out>(record + c.layout.write, k, out);
+
+    // From here on over what the warp has read.
+    __syncwarp();
+    if (warp > 0) {
+      pack_product<Format>(out, query, prefix);
+      put(at.left(k, 0), out);
+      if constexpr (Delta) {
+        pack_product<Format>(out, read, prefix);
+        put(at.left(k, 1), out);
+      }
+    }
+    if (warp == 3) {
+      load_columns(factor, at.shared.skip[1], column);
+      pack_product<Format>(out, query, prefix, factor);
+      put(at.left_in(at.query(), k), out);
+      if constexpr (Delta) {
+        pack_product<Format>(out, read, prefix, factor);
+        put(at.left_in(at.write(), k), out);
+      }
+    } else {
+      pack_product<Format>(out, write, suffix);
+      at.template put_rows<T>(at.write(), k, out);
+      if (warp == 0) {
+        load_columns(factor, at.shared.skip[0], column);
+        pack_product<Format>(out, write, suffix, factor);
+        at.template put_rows<T>(at.query(), k, out);
+      }
+    }
+  }
+}
+
+// The products between blocks: columns 8 n of p and a.
+template <class Format, int Columns, bool Delta, bool SameKey>
+__device__ __forceinline__ void multiply_between(const Place<Format, Columns, Delta, SameKey>& at,
+                                                 float (&p)[6][4], float (&a)[6][4]) {
+  using T = KeyTile<Columns>;
+#pragma unroll 2
+  for (int k = 0; k < Columns / 16; ++k) {
+    std::uint32_t query[4], erase[4];
+    const auto multiply = [&](float(&to_p)[4], float(&next_p)[4], float(&to_a)[4],
+                              float(&next_a)[4], const unsigned char* tile, int row) {
+      std::uint32_t right[4];
+      load_b<T>(right, tile, row, k);
+      mma_m16n8k16<Format>(to_p, query, right[0], right[1]);
+      mma_m16n8k16<Format>(next_p, query, right[2], right[3]);
+      if constexpr (Delta) {
+        mma_m16n8k16<Format>(to_a, erase, right[0], right[1]);
+        mma_m16n8k16<Format>(next_a, erase, right[2], right[3]);
+      }
+    };
+    get(query, at.left(k, 0));
+    if constexpr (Delta) get(erase, at.left(k, 1));
+    if (at.warp == 1) {
+      multiply(p[0], p[1], a[0], a[1], at.write(), 0);
+      continue;
+    }
+    if (at.warp == 3) {
+      multiply(p[4], p[5], a[4], a[5], at.write(), 32);
+      get(query, at.left_in(at.query(), k));
+      if constexpr (Delta) get(erase, at.left_in(at.write(), k));
+    }
+    multiply(p[0], p[1], a[0], a[1], at.query(), 0);
+    multiply(p[2], p[3], a[2], a[3], at.write(), 16);
+  }
+}
+
+template <int Columns>
+std::size_t shared_bytes(bool delta, bool same_key) {
+  return sizeof(Shared<Columns>) + KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
+}
+
+template <class Format, int Columns, bool Delta, bool SameKey>
+__global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
+                                            : Columns == 128 ? 3
+                                                             : 4)
+    prepare_channel(const ChunkCall c) {
+  static_assert(sizeof(Shared<Columns>) % 128 == 0);
+  auto& shared = *reinterpret_cast<Shared<Columns>*>(shared_memory());
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const Place<Format, Columns, Delta, SameKey> at{shared, shared_memory() + sizeof(Shared<Columns>),
+                                                  warp, lane / 4, lane % 4};
+  const TwoKeyCall& call = c.call;
+  const auto heads = static_cast<std::uint32_t>(call.value_heads);
+  const std::int64_t chunk = blockIdx.x / heads, head = blockIdx.x % heads;
+  const Span span = call.rows.span(chunk);
+  const int count = span.count;
+  unsigned char* const record = c.record(chunk, head);
+
+  load_gates<Format>(shared, call, span.first, count, head);
+  copy_commit();
+  load_keys<Columns>(call, span.first, count, head, Delta && !SameKey, at.tiles);
+  copy_commit();
+  if (thread < 64) {
+    const std::int64_t gate = (span.first + thread) * call.value_heads + head;
+    shared.gain[thread] = thread < count ? gain_value<Format>(call.b, gate) : 0.0F;
+    reinterpret_cast<float*>(record + c.layout.in)[thread] = 1.0F;
+    reinterpret_cast<float*>(record + c.layout.out)[thread] = 1.0F;
+    reinterpret_cast<float*>(record + c.layout.gain)[thread] = shared.gain[thread];
+  }
+  copy_wait<1>();
+  __syncthreads();
+  sum_channels<Format>(shared, reinterpret_cast<float*>(record + c.layout.keep), call.d_k);
+  copy_wait<0>();
+  __syncthreads();
+
+  Block block = {};
+  bool strong = false;
+#pragma unroll
+  for (int group = 0; group < Columns / 32; ++group) {
+    strong = strong || shared.middle[warp][group] == 0;
+  }
+  if (strong) block = strong_block(at);
+  scale_keys(at, c, record, block);
+  __syncthreads();
+  float p[6][4] = {}, a[6][4] = {};
+  if (warp > 0) multiply_between(at, p, a);
+
+  const int m = at.first_row(), upper = m + at.g, lower = upper + 8;
+  const auto put_p = [&](int n, const float(&value)[4]) {
+    unsigned char* const to = record + c.layout.square_p + n * 1024 + at.t * 4;
+    *reinterpret_cast<std::uint32_t*>(to + upper * 16) =
+        pack<Format>(call.scale * value[0], call.scale * value[1]);
+    *reinterpret_cast<std::uint32_t*>(to + lower * 16) =
+        pack<Format>(call.scale * value[2], call.scale * value[3]);
+  };
+  constexpr float kNone[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+  for (int n = 0; n < 6; ++n) {
+    if (n < 2 * warp) put_p(n, p[n]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = at.g + i / 2 * 8, column = 8 * n + 2 * at.t + i % 2;
+      if (column > row) block.p[n][i] = 0.0F;
+    }
+    put_p(2 * warp + n, block.p[n]);
+  }
+  for (int n = 2 * warp + 2; n < 8; ++n) put_p(n, kNone);
+  if constexpr (Delta) {
+    __syncthreads();  // gates and keys are used up
+    auto* const triangle = &shared.gates[0][0];
+    static_assert(sizeof shared.gates >= kTriangleBytes);
+    static_assert(KeyTile<Columns>::kBytes >= kSquareBytes);
+    const float upper_gain = shared.gain[upper], lower_gain = shared.gain[lower];
+    const auto put_a = [&](int n, const float(&value)[4]) {
+      float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * at.t;
+      *reinterpret_cast<float2*>(to) = make_float2(upper_gain * value[0], upper_gain * value[1]);
+      *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
+          make_float2(lower_gain * value[2], lower_gain * value[3]);
+    };
+#pragma unroll
+    for (int n = 0; n < 6; ++n) {
+      if (n < 2 * warp) put_a(n, a[n]);
+    }
+    put_a(2 * warp, block.a[0]);
+    put_a(2 * warp + 1, block.a[1]);
+    invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_t);
+  }
+}
+
+template <class Format, int Columns>
+void launch_columns(const ChunkCall& c, void* stream) {
+  const auto start = [&](auto kernel) {
+    launch(kernel, c.call.rows.chunks * c.call.value_heads, kThreads,
+           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c);
+  };
+  if (!c.call.delta) return start(prepare_channel<Format, Columns, false, false>);
+  c.call.same_key ? start(prepare_channel<Format, Columns, true, true>)
+                  : start(prepare_channel<Format, Columns, true, false>);
+}
+
+template <class Format>
+void launch_format(const ChunkCall& c, void* stream) {
+  switch (key_columns(c.call.d_k)) {
+    case 64:
+      return launch_columns<Format, 64>(c, stream);
+    case 128:
+      return launch_columns<Format, 128>(c, stream);
+    default:
+      return launch_columns<Format, 256>(c, stream);
+  }
+}
+
+}  // namespace
+
+void launch_chunk_prep_channel(const ChunkCall& call, void* stream) {
+  call.call.format == Dtype::bf16 ? launch_format<bf16>(call, stream)
+                                  : launch_format<f16>(call, stream);
+}
+
+}  // namespace rankone::recurrence::cuda
