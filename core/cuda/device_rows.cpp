@@ -12,6 +12,7 @@ Rows device_rows(Context& context, const Sequences& sequences, int chunk) {
   const auto chunks_of = [&](std::int64_t rows) { return (rows + chunk - 1) / chunk; };
   Rows rows;
   rows.sequences = sequences.count();
+  rows.count = sequences.rows();
   rows.chunk = chunk;
   if (sequences.even()) {
     rows.time = sequences.count() > 0 ? sequences.length(0) : 0;

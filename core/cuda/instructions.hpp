@@ -14,6 +14,7 @@
 // Format is bf16 or f16. All lanes of a warp call together.
 
 #include "core/cuda/language.hpp"
+#include "core/cuda/tensor_map.hpp"
 
 #if defined(RANKONE_CUDA_EMULATION)
 #include "core/cuda_emulation/instructions.hpp"
@@ -256,6 +257,17 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, std:
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// 64 rows from `row` and 64 elements from `column` of one head of a tensor of rows, 8,192 bytes
+// counted at `barrier`, as a block of a RowTile (aligned to 1,024 bytes).
+__device__ __forceinline__ void copy_rows(void* shared, const TensorMap* map, int column, int head,
+                                          int row, std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3, %4}], [%5];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // Of a matrix in shared memory. Not swizzled: in cores of 8 rows of 16 bytes (128 bytes, rows one
 // behind the other); `leading` and `stride` are the distances in bytes between neighbouring cores:
 // for a matrix read with its contraction along the 16-byte rows leading is the one along the

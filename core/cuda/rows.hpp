@@ -17,6 +17,7 @@ struct Span {
 
 struct Rows {
   std::int64_t sequences = 0;
+  std::int64_t count = 0;                    // rows of all sequences
   std::int64_t time = 0;                     // dense: rows of each sequence
   const std::int64_t* boundaries = nullptr;  // packed: [sequences + 1]
   // Packed: the number of the first chunk of each sequence, [sequences + 1]. Empty sequences have

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "core/cuda/tensor_map.hpp"
 #include "core/cuda_emulation/asynchronous.hpp"
 #include "core/cuda_emulation/language.hpp"
 #include "core/dtype.hpp"
@@ -226,6 +227,26 @@ inline void copy_bulk(void* shared, const void* global, std::uint32_t bytes,
   std::memcpy(shared, global, bytes);
   emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
   state.bytes_and_phase -= static_cast<std::int32_t>(2 * bytes);
+  emulation::end_phase_if_complete(state);
+}
+inline void copy_rows(void* shared, const TensorMap* map, int column, int head, int row,
+                      std::uint64_t* barrier) {
+  if (shared_address(shared) % 1024 != 0)
+    emulation::broken("a block of rows is not aligned to 1,024 bytes");
+  auto* tile = static_cast<unsigned char*>(shared);
+  const auto* data = static_cast<const unsigned char*>(map->data);
+  for (int r = 0; r < 64; ++r) {
+    for (int c = 0; c < 64; ++c) {
+      std::uint16_t value = 0;
+      if (row + r < map->rows && column + c < map->size) {
+        std::memcpy(&value, data + (((row + r) * map->heads + head) * map->size + column + c) * 2,
+                    2);
+      }
+      std::memcpy(tile + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &value, 2);
+    }
+  }
+  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
+  state.bytes_and_phase -= 2 * 64 * 64 * 2;
   emulation::end_phase_if_complete(state);
 }
 inline void fence_async() {}

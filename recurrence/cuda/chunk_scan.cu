@@ -17,7 +17,7 @@ void start(const ScanForward& scan, bool output, Engine engine, void* stream) {
 }  // namespace
 
 void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream) {
-  start({chunk, segments, {}, value_tiles(chunk.call.d_v)}, chunk.call.o != nullptr, engine,
+  start({chunk, segments, {}, {}, value_tiles(chunk.call.d_v)}, chunk.call.o != nullptr, engine,
         stream);
 }
 
@@ -27,12 +27,12 @@ void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const
   states_only.states = states_only.u = nullptr;
   const int tiles =
       value_tiles(chunk.call.d_v) + (maps.m != nullptr ? value_tiles(chunk.call.d_k) : 0);
-  start({states_only, {segments.count, nullptr}, maps, tiles}, false, engine, stream);
+  start({states_only, {segments.count, nullptr}, maps, {}, tiles}, false, engine, stream);
 }
 
 void launch_scan_back(const ChunkCall& chunk, const ScanBack& back, Engine engine, void* stream) {
-  const ScanBackward backward{chunk, back};
-  const ScanForward forward{chunk, {}, {}, value_tiles(chunk.call.d_v)};
+  const ScanBackward backward{chunk, back, {}};
+  const ScanForward forward{chunk, {}, {}, {}, value_tiles(chunk.call.d_v)};
   const bool brain = chunk.call.format == Dtype::bf16;
   if (engine == Engine::mma) {
     return (brain ? start_scan_back_mma_bf16 : start_scan_back_mma_f16)(backward, forward, stream);

@@ -6,13 +6,14 @@
 //     dU = out (D W^^T) + dO P;   dR = dU T;   dV = gain dR      (additive: dV = gain dU)
 //     D = keep D + (scale in dO) Q~ - (in dV) E~
 
-#include "recurrence/cuda/chunk_scan_parts.hpp"
+#include "recurrence/cuda/chunk_scan_feed.hpp"
 
 namespace rankone::recurrence::cuda {
 
 struct ScanBackward {
   ChunkCall chunk;
   ScanBack back;
+  ScanTensors tensors;
 };
 
 template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
@@ -27,22 +28,37 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int column = task.tile * kValueTile;
 
+  constexpr int kThreads = kScanThreads<Engine>;
+  auto* const arrived = reinterpret_cast<std::uint64_t*>(shared + Stages * at.bytes);
+  start_barriers<Engine, Stages>(arrived);
   if (threadIdx.x >= kScanWorkers) {
-    const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
-                                                      task.head, scan.back.d_o, column);
     const std::int64_t stride = call.value_heads * call.d_v * 2;
     unsigned char* const result = static_cast<unsigned char*>(scan.back.d_v) + task.row * stride +
                                   (task.head * call.d_v + column) * 2;
-    feed<Stages>(
-        task.end - 1, task.end - task.begin, -1,
-        [&](int stage, std::int64_t index) {
-          loader.load(shared + stage * at.bytes, index, task.count(index));
-        },
-        [&](int stage, std::int64_t index) {
-          take_rows<typename Stage::Value>(shared + stage * at.bytes + at.value,
-                                           result + index * kChunkRows * stride, stride,
-                                           task.count(index), call.d_v - column);
-        });
+    const auto store = [&](int stage, std::int64_t index) {
+      take_rows<typename Stage::Value, kThreads - kScanWorkers>(
+          shared + stage * at.bytes + at.value, result + index * kChunkRows * stride, stride,
+          task.count(index), call.d_v - column);
+    };
+    if constexpr (Engine::kBulk) {
+      const BulkLoader<DK, Scaled, Delta, true> loader(chunk, scan.tensors, at, task.sequence,
+                                                       task.first_chunk, task.head, true, column);
+      feed_bulk<Stages>(
+          task.end - 1, task.end - task.begin, -1, kThreads,
+          [&](int stage, std::int64_t index) {
+            loader.load(shared + stage * at.bytes, index, arrived + stage);
+          },
+          store);
+    } else {
+      const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
+                                                        task.head, scan.back.d_o, column);
+      feed<Stages>(
+          task.end - 1, task.end - task.begin, -1, kThreads,
+          [&](int stage, std::int64_t index) {
+            loader.load(shared + stage * at.bytes, index, task.count(index));
+          },
+          store);
+    }
     return;
   }
 
@@ -58,9 +74,15 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   }
 
   int turn = 0;
+  std::uint32_t parity = 0;
   for (std::int64_t index = task.end - 1; index >= 0; --index) {
     unsigned char* const stage = shared + turn * at.bytes;
-    barrier_sync(kFullBarrier + turn, kScanThreads);
+    if constexpr (Engine::kBulk) {
+      mbarrier_wait(arrived + turn, parity);
+      if (task.count(index) < kChunkRows) clear_beyond(stage, at, task.count(index), true);
+    } else {
+      barrier_sync(kFullBarrier + turn, kThreads);
+    }
 
     std::uint32_t left[kSteps][4];
     round_to<Format>(left, state);
@@ -169,8 +191,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     put_rows<typename Stage::Value>(right, stage + at.value);
     Engine::template wait<0>();
     Engine::hold(state);
-    barrier_arrive(kDoneBarrier + turn, kScanThreads);
+    barrier_arrive(kDoneBarrier + turn, kThreads);
     turn = turn + 1 == Stages ? 0 : turn + 1;
+    if (turn == 0) parity ^= 1;
   }
 
   if (scan.back.d_initial != nullptr) {

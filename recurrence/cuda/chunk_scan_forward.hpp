@@ -8,7 +8,7 @@
 // (rows of these matrices are value columns). Products with S are issued before what needs them:
 // S Q~^T runs while R is made, U P^T while the state is updated.
 
-#include "recurrence/cuda/chunk_scan_parts.hpp"
+#include "recurrence/cuda/chunk_scan_feed.hpp"
 
 namespace rankone::recurrence::cuda {
 
@@ -16,7 +16,8 @@ struct ScanForward {
   ChunkCall chunk;
   Segments segments;
   SegmentMaps maps;  // h set: write maps, not outputs
-  int tiles = 0;     // value tiles of a block's range, with those of M behind them
+  ScanTensors tensors;
+  int tiles = 0;  // value tiles of a block's range, with those of M behind them
 };
 
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
@@ -34,36 +35,49 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   const bool map = task.tile >= value_count;
   const int column = (map ? task.tile - value_count : task.tile) * kValueTile;
   const int columns = map ? call.d_k : call.d_v;
-  const void* value = map ? nullptr : call.v;
 
   unsigned char* const result = static_cast<unsigned char*>(Output ? call.o
                                                             : map  ? nullptr
                                                                    : chunk.u);
+  constexpr int kThreads = kScanThreads<Engine>;
+  auto* const arrived = reinterpret_cast<std::uint64_t*>(shared + Stages * at.bytes);
   if (map) {  // values of zero in every stage
     for (int s = 0; s < Stages; ++s) {
       for (int i = static_cast<int>(threadIdx.x) * 16; i < Stage::Value::kBytes;
-           i += kScanThreads * 16) {
+           i += kThreads * 16) {
         *reinterpret_cast<uint4*>(shared + s * at.bytes + at.value + i) = make_uint4(0, 0, 0, 0);
       }
     }
-    __syncthreads();
   }
+  start_barriers<Engine, Stages>(arrived);
   if (threadIdx.x >= kScanWorkers) {
-    const ChunkLoader<DK, Scaled, Delta, Output> loader(chunk, at, task.sequence, task.first_chunk,
-                                                        task.head, value, column);
     const std::int64_t stride = call.value_heads * call.d_v * 2;
     const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
-    feed<Stages>(
-        task.begin, task.end - task.begin, 1,
-        [&](int stage, std::int64_t index) {
-          loader.load(shared + stage * at.bytes, index, task.count(index));
-        },
-        [&](int stage, std::int64_t index) {
-          if (result == nullptr) return;
-          take_rows<typename Stage::Value>(shared + stage * at.bytes + at.value,
-                                           result + place + index * kChunkRows * stride, stride,
-                                           task.count(index), call.d_v - column);
-        });
+    const auto store = [&](int stage, std::int64_t index) {
+      if (result == nullptr) return;
+      take_rows<typename Stage::Value, kThreads - kScanWorkers>(
+          shared + stage * at.bytes + at.value, result + place + index * kChunkRows * stride,
+          stride, task.count(index), call.d_v - column);
+    };
+    if constexpr (Engine::kBulk) {
+      const BulkLoader<DK, Scaled, Delta, Output> loader(chunk, scan.tensors, at, task.sequence,
+                                                         task.first_chunk, task.head, !map, column);
+      feed_bulk<Stages>(
+          task.begin, task.end - task.begin, 1, kThreads,
+          [&](int stage, std::int64_t index) {
+            loader.load(shared + stage * at.bytes, index, arrived + stage);
+          },
+          store);
+    } else {
+      const ChunkLoader<DK, Scaled, Delta, Output> loader(
+          chunk, at, task.sequence, task.first_chunk, task.head, map ? nullptr : call.v, column);
+      feed<Stages>(
+          task.begin, task.end - task.begin, 1, kThreads,
+          [&](int stage, std::int64_t index) {
+            loader.load(shared + stage * at.bytes, index, task.count(index));
+          },
+          store);
+    }
     return;
   }
 
@@ -89,9 +103,15 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     });
   }
   int turn = 0;
+  std::uint32_t parity = 0;
   for (std::int64_t index = task.begin; index < task.end; ++index) {
     unsigned char* const stage = shared + turn * at.bytes;
-    barrier_sync(kFullBarrier + turn, kScanThreads);
+    if constexpr (Engine::kBulk) {
+      mbarrier_wait(arrived + turn, parity);
+      if (task.count(index) < kChunkRows) clear_beyond(stage, at, task.count(index), Output);
+    } else {
+      barrier_sync(kFullBarrier + turn, kThreads);
+    }
 
     std::uint32_t left[kSteps][4];  // the state, rounded
     round_to<Format>(left, state);
@@ -222,8 +242,9 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       round_to<Format>(right, seen);
       put_rows<typename Stage::Value>(right, stage + at.value);
     }
-    barrier_arrive(kDoneBarrier + turn, kScanThreads);
+    barrier_arrive(kDoneBarrier + turn, kThreads);
     turn = turn + 1 == Stages ? 0 : turn + 1;
+    if (turn == 0) parity ^= 1;
   }
 
   if (scan.maps.h != nullptr) {

@@ -11,14 +11,14 @@ namespace rankone::recurrence::cuda {
 inline constexpr int kScanStages = 3;  // fit up to K = 128 with all three keys
 
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
-__global__ void __launch_bounds__(kScanThreads, 1)
+__global__ void __launch_bounds__(kScanThreads<Engine>, 1)
     scan_kernel(const __grid_constant__ ScanForward scan) {
   scan_forward<Format, DK, Scaled, Delta, Output, kScanStages, Engine>(scan, blockIdx.x);
 }
 
 // The first half of the blocks goes back, the others forward.
 template <class Format, int DK, bool Scaled, bool Delta, class Engine>
-__global__ void __launch_bounds__(kScanThreads, 1)
+__global__ void __launch_bounds__(kScanThreads<Engine>, 1)
     scan_back_kernel(const __grid_constant__ ScanBackward back,
                      const __grid_constant__ ScanForward forward) {
   const std::int64_t half = gridDim.x / 2;
@@ -47,32 +47,51 @@ void with_scan_choices(const TwoKeyCall& call, Visit&& visit) {
   if (!scaled && !call.delta) with_dk(bool_constant<false>{}, bool_constant<false>{});
 }
 
+// The rows of a call for the copy engine; `value` is v or dO.
+inline ScanTensors scan_tensors(const ChunkCall& chunk, const void* value) {
+  const TwoKeyCall& call = chunk.call;
+  const std::int64_t rows = call.rows.count;
+  ScanTensors tensors = {};
+  if (call.gate != GateKind::channel) {
+    tensors.query = row_map(call.q, rows, call.heads, call.d_k);
+    tensors.write = row_map(call.w, rows, call.heads, call.d_k);
+    if (call.delta && !call.same_key) tensors.erase = row_map(call.e, rows, call.heads, call.d_k);
+  }
+  tensors.value = row_map(value, rows, call.value_heads, call.d_v);
+  return tensors;
+}
+
 template <class Format, class Engine>
-void start_scan(const ScanForward& scan, bool output, void* stream) {
+void start_scan(ScanForward scan, bool output, void* stream) {
   const TwoKeyCall& call = scan.chunk.call;
+  if constexpr (Engine::kBulk) scan.tensors = scan_tensors(scan.chunk, call.v);
   const std::int64_t blocks =
       call.rows.sequences * call.value_heads * scan.tiles * scan.segments.count;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const ScanStage<dk, scaled> stage(delta, call.same_key, output);
-    const auto bytes = static_cast<std::size_t>(kScanStages * stage.bytes);
+    const auto bytes = static_cast<std::size_t>(kScanStages * (stage.bytes + 8));
     if (output) {
-      launch(scan_kernel<Format, dk, scaled, delta, true, Engine>, blocks, kScanThreads, bytes,
-             stream, scan);
+      launch(scan_kernel<Format, dk, scaled, delta, true, Engine>, blocks, kScanThreads<Engine>,
+             bytes, stream, scan);
     } else {
-      launch(scan_kernel<Format, dk, scaled, delta, false, Engine>, blocks, kScanThreads, bytes,
-             stream, scan);
+      launch(scan_kernel<Format, dk, scaled, delta, false, Engine>, blocks, kScanThreads<Engine>,
+             bytes, stream, scan);
     }
   });
 }
 
 template <class Format, class Engine>
-void start_scan_back(const ScanBackward& back, const ScanForward& forward, void* stream) {
+void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   const TwoKeyCall& call = back.chunk.call;
+  if constexpr (Engine::kBulk) {
+    back.tensors = scan_tensors(back.chunk, back.back.d_o);
+    forward.tensors = scan_tensors(forward.chunk, call.v);
+  }
   const std::int64_t blocks = 2 * call.rows.sequences * call.value_heads * value_tiles(call.d_v);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const ScanStage<dk, scaled> stage(delta, call.same_key, true);
-    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads,
-           static_cast<std::size_t>(kScanStages * stage.bytes), stream, back, forward);
+    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads<Engine>,
+           static_cast<std::size_t>(kScanStages * (stage.bytes + 8)), stream, back, forward);
   });
 }
 

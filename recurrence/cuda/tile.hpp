@@ -102,6 +102,7 @@ __device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const u
 // where `clear`.
 template <class Format>
 struct MmaEngine {
+  static constexpr bool kBulk = false;  // tiles come by ordinary copies
   template <class T, bool Transposed, int Half>
   static __device__ __forceinline__ void multiply(float (&d)[Half], const std::uint32_t (&a)[4],
                                                   const unsigned char* tile, int k, bool clear) {
@@ -132,6 +133,7 @@ struct MmaEngine {
 // Empty where the target has no wgmma: such a kernel is never started.
 template <class Format>
 struct WgmmaEngine {
+  static constexpr bool kBulk = true;  // tiles come by the copy engine
 #if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   template <class T, bool Transposed>
   static __device__ __forceinline__ std::uint64_t descriptor(const unsigned char* tile, int k) {
