@@ -9,11 +9,11 @@
 namespace rankone {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallestBlock = std::size_t{1} << 20;
 
 std::size_t round_up(std::size_t bytes) {
-  return checked_add(bytes, kAlignment - 1, Status::out_of_memory) / kAlignment * kAlignment;
+  return checked_add(bytes, Arena::kAlignment - 1, Status::out_of_memory) / Arena::kAlignment *
+         Arena::kAlignment;
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ struct MemorySource {
 
 class Arena {
  public:
+  static constexpr std::size_t kAlignment = 64;  // of everything handed out
+
   struct Mark {
     std::size_t block = 0;
     std::size_t used = 0;

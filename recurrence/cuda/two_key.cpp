@@ -4,6 +4,7 @@
 #include "recurrence/cuda/convert.hpp"
 #include "recurrence/cuda/cuda_backend.hpp"
 #include "recurrence/cuda/recurrent.hpp"
+#include "recurrence/cuda/recurrent_vjp.hpp"
 #include "recurrence/cuda/step.hpp"
 
 namespace rankone::recurrence {
@@ -11,6 +12,15 @@ namespace {
 
 constexpr int kChunk = 64;  // rows
 constexpr std::int64_t kMostStepTokens = 8;
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+void* allocate(Context& context, std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  auto address = reinterpret_cast<std::uintptr_t>(
+      context.arena().allocate(bytes + kWorkspaceAlignment - Arena::kAlignment));
+  address = (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  return reinterpret_cast<void*>(address);
+}
 
 }  // namespace
 
@@ -31,9 +41,10 @@ void CudaBackend::two_key_vjp(Context& context, const Sequences& sequences, cons
   const ArenaScope scope(context.arena());
   const cuda::TwoKeyCall call = cuda::two_key_call(context, sequences, inputs, {}, kChunk);
   const cuda::TwoKeyBack back = cuda::two_key_back(cotangents, grads);
-  static_cast<void>(call);
-  static_cast<void>(back);
-  fail(Status::unsupported, "[two_key_vjp] this call is not available on cuda (use the CPU)");
+  const std::size_t bytes = cuda::recurrent_vjp_bytes(call, sequences.rows());
+  void* const workspace = allocate(context, bytes);
+  if (context.planning()) return;
+  cuda::launch_recurrent_vjp(call, back, sequences.rows(), workspace, context.stream());
 }
 
 }  // namespace rankone::recurrence

@@ -8,6 +8,7 @@
 #include "core/device.hpp"
 #include "recurrence/backend.hpp"
 #include "recurrence/cuda/cuda_backend.hpp"
+#include "recurrence/cuda/host_calls.hpp"
 #if defined(RANKONE_CUDA_EMULATION)
 #include "core/cuda/language.hpp"
 #endif
@@ -22,14 +23,27 @@ inline constexpr bool kEmulated = false;
 
 inline const char* backend_name() { return kEmulated ? "cuda-emulated" : "cuda"; }
 
-inline Context cuda_context() {
-#if defined(RANKONE_CUDA_EMULATION)
+// For tensors of the device under test.
+inline ContextOptions device_options() {
+  return {
+      .device = kEmulated ? Device::cpu : Device::cuda, .threads = 1, .backends = {backend_name()}};
+}
+inline Context device_context() { return Context(device_options()); }
+
+inline const recurrence::Backend& cuda_backend() {
   static const recurrence::CudaBackend backend;
   static const recurrence::RegisteredBackend registration(backend);
-  return Context({.threads = 1, .backends = {backend_name()}});
-#else
-  return Context({.device = Device::cuda, .threads = 1, .backends = {backend_name()}});
-#endif
+  return backend;
+}
+
+// For tensors in host memory, watched (recurrence/cuda/host_calls.hpp).
+inline const recurrence::HostCalls& host_calls() {
+  static const recurrence::HostCalls calls("host-calls", cuda_backend(), device_options());
+  static const recurrence::RegisteredBackend registration(calls);
+  return calls;
+}
+inline Context host_context() {
+  return Context({.threads = 1, .backends = {std::string(host_calls().name())}});
 }
 
 // How the emulation takes the turns of the threads of a block; nothing on a GPU.
