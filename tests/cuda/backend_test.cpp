@@ -49,7 +49,7 @@ Sequences many(std::int64_t count) {
 
 TEST(CudaRows, BoundariesReachTheDevice) {
   RANKONE_NEEDS_CUDA();
-  Context context = device_context();
+  Context context = cuda_context();
   for (const std::int64_t count : {2, 329, 330, 331, 1000}) {
     const Sequences sequences = many(count);
     const ArenaScope scope(context.arena());

@@ -28,12 +28,16 @@ inline ContextOptions device_options() {
   return {
       .device = kEmulated ? Device::cpu : Device::cuda, .threads = 1, .backends = {backend_name()}};
 }
-inline Context device_context() { return Context(device_options()); }
 
 inline const recurrence::Backend& cuda_backend() {
   static const recurrence::CudaBackend backend;
   static const recurrence::RegisteredBackend registration(backend);
   return backend;
+}
+
+inline Context cuda_context() {
+  cuda_backend();
+  return Context(device_options());
 }
 
 // For tensors in host memory, watched (recurrence/cuda/host_calls.hpp).
