@@ -1,7 +1,5 @@
 #include "recurrence/cuda/cuda_backend.hpp"
 
-#include "core/status.hpp"
-
 namespace rankone::recurrence {
 namespace {
 
@@ -12,10 +10,6 @@ constexpr Device kDevice = Device::cpu;
 constexpr std::string_view kName = "cuda";
 constexpr Device kDevice = Device::cuda;
 #endif
-
-[[noreturn]] void missing(std::string_view operation) {
-  fail(Status::unsupported, "[{}] this operator is not available on cuda (use the CPU)", operation);
-}
 
 }  // namespace
 
@@ -33,16 +27,5 @@ const Backend& cuda_backend() {
   return backend;
 }
 #endif
-
-// An operator that gets its kernels moves from here into the file of its subject.
-
-void CudaBackend::mesa(Context&, const Sequences&, const Mesa&, const MesaOut&) const {
-  missing("mesa");
-}
-
-void CudaBackend::mesa_vjp(Context&, const Sequences&, const Mesa&, const MesaCotangents&,
-                           const MesaGrads&) const {
-  missing("mesa_vjp");
-}
 
 }  // namespace rankone::recurrence

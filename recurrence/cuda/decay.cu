@@ -11,20 +11,29 @@ namespace rankone::recurrence::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsOfThread = 64;
+constexpr int kMostRowsOfThread = 64;
+constexpr std::int64_t kEnoughBlocks = 512;  // to fill any GPU
 
 // `across` threads for a row of columns, `down` rows at a time.
 struct Cut {
   std::int64_t width, columns;  // columns: blocks of across * Vector columns
-  int across, down;
+  int across, down, rows_of_thread;
 
   template <int Vector>
   static Cut of(const DecayCall& call) {
     const std::int64_t width = call.heads * call.channels, units = width / Vector;
     const int across = units < kThreads ? static_cast<int>(units) : kThreads;
-    return {width, (units + across - 1) / across, across, kThreads / across};
+    Cut cut{width, (units + across - 1) / across, across, kThreads / across, 1};
+    // A function of the call alone: it decides the order of the sums.
+    while (cut.rows_of_thread < kMostRowsOfThread &&
+           cut.row_blocks(call.rows) * cut.columns > kEnoughBlocks) {
+      cut.rows_of_thread *= 2;
+    }
+    return cut;
   }
-  __host__ __device__ std::int64_t block_rows() const { return std::int64_t{kRowsOfThread} * down; }
+  __host__ __device__ std::int64_t block_rows() const {
+    return std::int64_t{rows_of_thread} * down;
+  }
   std::int64_t row_blocks(std::int64_t rows) const {
     return (rows + block_rows() - 1) / block_rows();
   }
