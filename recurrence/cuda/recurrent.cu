@@ -9,8 +9,8 @@ void launch_recurrent(const TwoKeyCall& call, void* stream) {
   with_format(call.format, [&](auto format) {
     with_warps(warps_of(call), [&](auto warps) {
       constexpr int kWarps = warps.value;
-      launch(forward_kernel<decltype(format), float, kWarps, kTokens, Pass::tokens, false>,
-             blocks_of(call), 32 * kWarps, kForwardBytes<kWarps, kTokens>, stream, call,
+      launch(forward_kernel<decltype(format), float, kWarps, 8, kTokens, Pass::tokens>,
+             blocks_of(call), 32 * kWarps, kForwardBytes<kWarps, 8, kTokens>, stream, call,
              split_of(call), Trace{});
     });
   });

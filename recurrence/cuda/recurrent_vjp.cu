@@ -56,11 +56,11 @@ template <class Format, int Warps>
 void scan(const TwoKeyCall& call, const TwoKeyBack& back, const Kept& kept, void* stream) {
   TwoKeyCall forward = call;
   forward.final_state = nullptr;
-  launch(forward_kernel<Format, float, Warps, kTokens, Pass::traced, false>, blocks_of(call),
-         32 * Warps, kForwardBytes<Warps, kTokens>, stream, forward, split_of(call),
+  launch(forward_kernel<Format, float, Warps, 8, kTokens, Pass::traced>, blocks_of(call),
+         32 * Warps, kForwardBytes<Warps, 8, kTokens>, stream, forward, split_of(call),
          Trace{kept.residual, kept.states, kChunkRows});
-  launch(backward_kernel<Format, Warps, kTokens>, blocks_of(call), 32 * Warps,
-         kBackwardBytes<Warps, kTokens>, stream, call, back, split_of(call),
+  launch(backward_kernel<Format, Warps, 8, kTokens>, blocks_of(call), 32 * Warps,
+         kBackwardBytes<Warps, 8, kTokens>, stream, call, back, split_of(call),
          BackTrace{kept.d_update, kept.d_states, kChunkRows});
 }
 

@@ -1,14 +1,26 @@
 #include "recurrence/cuda/step.hpp"
 
 #include "recurrence/cuda/token_forward.hpp"
+#include "recurrence/cuda/token_step.hpp"
 
 namespace rankone::recurrence::cuda {
 namespace {
 
-template <class Format, class Store, int Warps, int Tokens, Pass kPass, bool Vector>
+// Tiles of a block: as many as leave enough blocks to fill a large GPU several times over.
+int tiles_of(const TwoKeyCall& call) {
+  constexpr std::int64_t kBlocks = 132 * 12;
+  const std::int64_t tiles = blocks_of(call) / kBlocks;
+  return static_cast<int>(tiles < 1 ? 1 : tiles > kMostTiles ? kMostTiles : tiles);
+}
+
+template <class Format, class Store, int Warps, int Tokens>
 void start(const TwoKeyCall& call, void* stream) {
-  launch(forward_kernel<Format, Store, Warps, Tokens, kPass, Vector>, blocks_of(call), 32 * Warps,
-         kForwardBytes<Warps, Tokens>, stream, call, split_of(call), Trace{});
+  const int tiles = tiles_of(call);
+  Split split = split_of(call);
+  split.tiles = (split.tiles + tiles - 1) / tiles;
+  launch(step_kernel<Format, Store, Warps, Tokens>,
+         call.rows.sequences * call.value_heads * split.tiles, 32 * Warps,
+         StepLayout<Warps, Tokens>::kBytes, stream, call, split, tiles);
 }
 
 template <class Format, class Store, int Warps>
@@ -18,14 +30,13 @@ void start(const TwoKeyCall& call, void* stream) {
                                  reinterpret_cast<std::uintptr_t>(call.final_state)) %
                                         16 ==
                                     0;
-  // A packed call has its lengths on the device.
-  const bool one = call.rows.boundaries == nullptr && call.rows.time == 1;
   if (!vector) {
-    start<Format, Store, Warps, 4, Pass::tokens, false>(call, stream);
-  } else if (one) {
-    start<Format, Store, Warps, 1, Pass::one_token, true>(call, stream);
+    launch(forward_kernel<Format, Store, Warps, 8, 4, Pass::tokens>, blocks_of(call), 32 * Warps,
+           kForwardBytes<Warps, 8, 4>, stream, call, split_of(call), Trace{});
+  } else if (call.rows.boundaries == nullptr && call.rows.time == 1) {
+    start<Format, Store, Warps, 1>(call, stream);
   } else {
-    start<Format, Store, Warps, 4, Pass::tokens, true>(call, stream);
+    start<Format, Store, Warps, kStepTokens>(call, stream);
   }
 }
 

@@ -6,8 +6,10 @@
 
 namespace rankone::recurrence::cuda {
 
-// Any number of tokens per sequence is right, one to eight is what it is for. States of
-// call.state_dtype: f32, or bf16 with float32 arithmetic between reading and writing. No workspace.
+inline constexpr int kStepTokens = 8;  // of a sequence, at most
+
+// States of call.state_dtype: f32, or bf16 with float32 arithmetic between reading and writing. No
+// workspace.
 void launch_step(const TwoKeyCall& call, void* stream);
 
 }  // namespace rankone::recurrence::cuda

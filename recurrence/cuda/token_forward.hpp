@@ -1,10 +1,7 @@
 #pragma once
 
-// The recurrence forward, token by token (recurrence.hpp has the equations): what decode and the
-// sizes and formats without a chunk kernel run, and the first pass of the gradients.
-//
-// With S~ the decayed state, o = scale (S~^T q + (q . w) u), so that all sums over d_k are taken at
-// once and a token costs one barrier.
+// The recurrence forward, a few tokens at a time (token.hpp): what decode and the sizes and formats
+// without a chunk kernel run, and the first pass of the gradients.
 
 #include "recurrence/cuda/token.hpp"
 
@@ -27,136 +24,147 @@ __device__ __forceinline__ std::int64_t first_chunk(const Rows& rows, std::int64
 }
 
 // Writes the thread's part of a state as [V, keys].
-__device__ __forceinline__ void put_transposed(float* state, const float (&s)[kRows][kWidth],
+template <int Rows>
+__device__ __forceinline__ void put_transposed(float* state, const float (&s)[Rows][kWidth],
                                                const Place& at, int keys, int d_v) {
 #pragma unroll
   for (int c = 0; c < kWidth; ++c) {
     if (at.column + c >= d_v) continue;
     float* to = state + static_cast<std::int64_t>(at.column + c) * keys + at.row;
-    *reinterpret_cast<float4*>(to) = make_float4(s[0][c], s[1][c], s[2][c], s[3][c]);
-    *reinterpret_cast<float4*>(to + 4) = make_float4(s[4][c], s[5][c], s[6][c], s[7][c]);
+#pragma unroll
+    for (int r = 0; r < Rows; r += 4) {
+      *reinterpret_cast<float4*>(to + r) =
+          make_float4(s[r][c], s[r + 1][c], s[r + 2][c], s[r + 3][c]);
+    }
   }
 }
 
 enum class Pass : std::uint8_t {
-  one_token,  // per sequence of a dense call
   tokens,
   traced,  // no output: for the gradients
 };
 
-// Shared memory of forward_kernel: two stages of tokens, two sets of partial sums.
-template <int Warps, int Tokens>
-constexpr std::size_t kForwardBytes = sizeof(float) * (2 * Tokens * TokenView<Warps>::kSize +
-                                                       2 * Partial<Warps, 8>::kFloats);
+// Shared memory of forward_kernel: two blocks of tokens, two sets of partial sums.
+template <int Warps, int Rows, int Tokens>
+constexpr std::size_t kForwardBytes = sizeof(float) * (2 * Block<Warps, Rows, Tokens>::kFloats +
+                                                       2 * Partial<Warps, 8 * Tokens>::kFloats);
 
-// Format of the inputs, Store of the states. Vector: d_v is a multiple of four and the states are
-// aligned to 16 bytes.
-template <class Format, class Store, int Warps, int Tokens, Pass kPass, bool Vector>
+// Format of the inputs, Store of the states. The chunk of a trace is a multiple of Tokens.
+template <class Format, class Store, int Warps, int Rows, int Tokens, Pass kPass>
 __global__ void __launch_bounds__(32 * Warps)
     forward_kernel(const TwoKeyCall call, const Split split, const Trace trace) {
-  constexpr bool kTraced = kPass == Pass::traced, kOne = kPass == Pass::one_token;
-  constexpr int kSums = kTraced ? kWidth : 2 * kWidth;
-  constexpr int kStage = Tokens * TokenView<Warps>::kSize;
-  const Place at(split);
+  constexpr bool kTraced = kPass == Pass::traced;
+  constexpr int kSums = (kTraced ? 1 : 2) * Tokens * kWidth;
+  using B = Block<Warps, Rows, Tokens>;
+  using Sums = Partial<Warps, kSums>;
+  const Place at(split, Rows);
   const int d_v = call.d_v;
   const std::int64_t state_at =
       (at.sequence * call.value_heads + at.head) * call.d_k * static_cast<std::int64_t>(d_v);
   const auto* initial = reinterpret_cast<const Store*>(call.initial_state);
   auto* last = reinterpret_cast<Store*>(call.final_state);
-  float s[kRows][kWidth];
-  load_state<Vector>(s, initial == nullptr ? nullptr : initial + state_at, at, call.d_k, d_v);
+  float s[Rows][kWidth], rest[Rows][kWidth];
+  load_state(s, initial == nullptr ? nullptr : initial + state_at, at, call.d_k, d_v);
+#pragma unroll
+  for (auto& row : rest) row[0] = row[1] = row[2] = row[3] = 0.0F;
 
   auto* stages = reinterpret_cast<float*>(shared_memory());
-  float* partials = stages + 2 * kStage;
-  const std::int64_t begin = kOne ? at.sequence : call.rows.begin(at.sequence);
-  const std::int64_t end = kOne ? begin + 1 : call.rows.end(at.sequence);
+  float* partials = stages + 2 * B::kFloats;
+  const std::int64_t begin = call.rows.begin(at.sequence), end = call.rows.end(at.sequence);
   const auto up_to = [&](std::int64_t left) {
     return static_cast<int>(left < Tokens ? left : Tokens);
   };
-  Feed<Format, Warps, Tokens> feed(call, call.v, at, begin, 1);
-  std::int64_t left = end - begin;
-  int count = kOne ? 1 : up_to(left);
+  Feed<Format, Warps, Rows, Tokens> feed(call, call.v, at, begin, 1);
+  std::int64_t row = begin;
+  int count = up_to(end - begin), turn = 0;
   if (count > 0) {
     feed.load(count);
     feed.store(stages, count);
     __syncthreads();
   }
-  std::int64_t row = begin;
-  std::int64_t value_at = (row * call.value_heads + at.head) * d_v + at.column + at.group;
-  const bool has_column = at.column + at.group < d_v;
-  int side = 0, turn = 0;
   while (count > 0) {
-    left -= count;
-    const int next = kOne ? 0 : up_to(left);
+    const int next = up_to(end - row - count);
     if (next > 0) feed.load(next);
-#pragma unroll 1
-    for (int t = 0; t < count; ++t) {
-      const TokenView<Warps> token(stages + side * kStage + t * TokenView<Warps>::kSize);
-      if constexpr (kTraced) {
-        const auto done = row - begin;
-        if (done % trace.chunk == 0) {
-          const std::int64_t chunk =
-              first_chunk(call.rows, at.sequence, trace.chunk) + done / trace.chunk;
-          put_transposed(trace.states + (chunk * call.value_heads + at.head) * d_v *
-                                            static_cast<std::int64_t>(32 * Warps),
-                         s, at, 32 * Warps, d_v);
-        }
+    const B block(stages + turn * B::kFloats);
+    if constexpr (kTraced) {
+      const std::int64_t done = row - begin;
+      if (done % trace.chunk == 0) {
+        const std::int64_t chunk =
+            first_chunk(call.rows, at.sequence, trace.chunk) + done / trace.chunk;
+        put_transposed(trace.states + (chunk * call.value_heads + at.head) * d_v *
+                                          static_cast<std::int64_t>(B::kKeys),
+                       s, at, B::kKeys, d_v);
       }
-      float sums[kSums], qw = 0.0F;  // S~^T e, S~^T q; q . w
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] = 0.0F;
-      const Eight w(token.w + at.row);
-      {
-        const Eight decay(token.decay + at.row), e(token.e + at.row), q(token.q + at.row);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          qw += q.x[r] * w.x[r];
-#pragma unroll
-          for (int c = 0; c < kWidth; ++c) {
-            s[r][c] *= decay.x[r];
-            sums[c] += s[r][c] * e.x[r];
-            if constexpr (!kTraced) sums[kWidth + c] += s[r][c] * q.x[r];
-          }
-        }
-      }
-      const Partial<Warps, kSums> partial(partials + turn * Partial<Warps, kSums>::kFloats);
-      partial.put(sums, qw, at);
-      __syncthreads();
-      float u[kWidth];
-      partial.get(u, 0, at);
-      const float4 v = *reinterpret_cast<const float4*>(token.v + at.inside);
-      u[0] = v.x - u[0], u[1] = v.y - u[1], u[2] = v.z - u[2], u[3] = v.w - u[3];
-      const bool writes = has_column && at.warp == (kOne ? 0 : t % Warps);
-      if constexpr (kTraced) {
-        if (writes) trace.residual[value_at] = own_column(u, at);
-      }
-      const float gain = *token.b;
-#pragma unroll
-      for (int c = 0; c < kWidth; ++c) u[c] *= gain;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int c = 0; c < kWidth; ++c) s[r][c] += w.x[r] * u[c];
-      }
-      if constexpr (!kTraced) {
-        if (writes && call.o != nullptr) {
-          const float seen = partial.get_one(1, at.inside + at.group);
-          const float o = call.scale * (seen + partial.get_number() * own_column(u, at));
-          static_cast<Format*>(call.o)[value_at] = narrow<Format>(o);
-        }
-      }
-      ++row;
-      value_at += call.value_heads * d_v;
-      turn ^= 1;
     }
+    float sums[kSums];  // S^T e~, S^T q~
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = 0.0F;
+    add_reads<Tokens, 0>(sums, s, block.erase, B::kKeys, at);
+    if constexpr (!kTraced) add_reads<Tokens, Tokens>(sums, s, block.query, B::kKeys, at);
+    const Sums partial{partials + turn * Sums::kFloats};
+    partial.put(sums, at);
+    __syncthreads();
+
+    float u[Tokens][kWidth];
+    const std::int64_t value_at = (row * call.value_heads + at.head) * d_v + at.column + at.group;
+    const bool has_column = at.column + at.group < d_v;
+#pragma unroll
+    for (int i = 0; i < Tokens; ++i) {
+      partial.get(u[i], i, at);
+      const float4 v = *reinterpret_cast<const float4*>(block.values + i * kColumns + at.inside);
+      u[i][0] = v.x - u[i][0], u[i][1] = v.y - u[i][1];
+      u[i][2] = v.z - u[i][2], u[i][3] = v.w - u[i][3];
+#pragma unroll
+      for (int j = 0; j < i; ++j) {
+        const float read = block.read(i, j);
+#pragma unroll
+        for (int c = 0; c < kWidth; ++c) u[i][c] -= read * u[j][c];
+      }
+      if constexpr (kTraced) {
+        if (has_column && i < count && at.warp == i % Warps) {
+          trace.residual[value_at + i * call.value_heads * d_v] = own_column(u[i], at);
+        }
+      }
+      const float gain = block.gains[i];
+#pragma unroll
+      for (int c = 0; c < kWidth; ++c) u[i][c] *= gain;
+    }
+#pragma unroll
+    for (int r = 0; r < Rows; r += 4) {
+      float added[4][kWidth] = {};
+      add_writes<Tokens, Rows>(added, block.write, B::kKeys, r, u, 1.0F, at);
+      const float4 decay = *reinterpret_cast<const float4*>(block.decay + at.row + r);
+      const float factor[4] = {decay.x, decay.y, decay.z, decay.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int c = 0; c < kWidth; ++c) {
+          advance(s[r + i][c], rest[r + i][c], factor[i], added[i][c]);
+        }
+      }
+    }
+    if constexpr (!kTraced) {
+      if (call.o != nullptr && has_column) {
+#pragma unroll
+        for (int i = 0; i < Tokens; ++i) {
+          if (i >= count || at.warp != i % Warps) continue;
+          float o = partial.get_one(Tokens + i, at.inside + at.group);
+#pragma unroll
+          for (int j = 0; j <= i; ++j) o += block.seen(i, j) * own_column(u[j], at);
+          static_cast<Format*>(call.o)[value_at + i * call.value_heads * d_v] =
+              narrow<Format>(call.scale * o);
+        }
+      }
+    }
+    row += count;
+    turn ^= 1;
     if (next > 0) {
-      side ^= 1;
-      feed.store(stages + side * kStage, next);
+      feed.store(stages + turn * B::kFloats, next);
       __syncthreads();
     }
     count = next;
   }
-  if (last != nullptr) store_state<Vector>(last + state_at, s, at, call.d_k, d_v);
+  if (last != nullptr) store_state(last + state_at, s, at, call.d_k, d_v);
 }
 
 }  // namespace rankone::recurrence::cuda

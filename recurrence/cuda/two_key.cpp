@@ -11,7 +11,6 @@ namespace rankone::recurrence {
 namespace {
 
 constexpr int kChunk = 64;  // rows
-constexpr std::int64_t kMostStepTokens = 8;
 constexpr std::size_t kWorkspaceAlignment = 256;
 
 void* allocate(Context& context, std::size_t bytes) {
@@ -29,7 +28,7 @@ void CudaBackend::two_key(Context& context, const Sequences& sequences, const Tw
   const ArenaScope scope(context.arena());
   const cuda::TwoKeyCall call = cuda::two_key_call(context, sequences, inputs, out, kChunk);
   if (context.planning()) return;
-  if (sequences.longest() <= kMostStepTokens) {
+  if (sequences.longest() <= cuda::kStepTokens) {
     cuda::launch_step(call, context.stream());
   } else {
     cuda::launch_recurrent(call, context.stream());
