@@ -40,18 +40,10 @@ std::vector<FormatCase> format_cases() {
   return list;
 }
 
-// The token kernels add one step after the other to the state, and where nothing fades the plain
-// implementation, which sums 64 steps before it does, is up to 2.1 times better placed than the
-// bound allows (docs/kernel-notes.md). Known and open.
-bool is_open(const FormatCase& f) {
-  return f.c.name == "additive_none" || f.name() == "width_192_by_5_f32";
-}
-
 class CudaCases : public testing::TestWithParam<FormatCase> {
  protected:
   void SetUp() override {
     RANKONE_NEEDS_CUDA();
-    if (is_open(GetParam())) GTEST_SKIP() << "open: a long sum without decay, step by step";
     context_ = std::make_unique<Context>(host_context());
   }
   void TearDown() override { set_thread_order(0); }
