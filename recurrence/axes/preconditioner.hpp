@@ -25,8 +25,8 @@ RANKONE_HOST_DEVICE PreconditionFactor<Real> atk_factor(Real state, Real center,
                                                         Real eps) {
   const Real r = log_of(state + eps) - center;
   const Real range = 1 + abs_of(r);
-  const Real factor = exp_of(-log_x * r / range);
-  const Real d_r = -log_x * factor / (range * range);
+  const Real factor = exp_of(-log_x * (r / range));
+  const Real d_r = -log_x * factor / range / range;
   return {factor, d_r / (state + eps), -d_r};
 }
 

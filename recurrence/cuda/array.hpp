@@ -91,6 +91,36 @@ __device__ __forceinline__ void store(Format* to, const float (&from)[Count]) {
   }
 }
 
+// Count elements, 1 or 4, as they lie in memory: half the registers for a 16-bit format, until
+// used.
+template <class Format, int Count>
+struct Words {
+  static_assert(Count == 1 || Count == 4);
+  using Word = std::conditional_t<Count == 1, Format,
+                                  std::conditional_t<std::is_same_v<Format, float>, float4, uint2>>;
+  Word word;
+
+  __device__ void read(const Format* from) { word = read_word<Word>(from); }
+  __device__ void clear() { word = Word{}; }
+  __device__ void get(float (&to)[Count]) const {
+    if constexpr (Count == 1) {
+      to[0] = widen(word);
+    } else if constexpr (std::is_same_v<Format, float>) {
+      to[0] = word.x;
+      to[1] = word.y;
+      to[2] = word.z;
+      to[3] = word.w;
+    } else {
+      const float2 low = rankone::cuda::unpack<Format>(word.x);
+      const float2 high = rankone::cuda::unpack<Format>(word.y);
+      to[0] = low.x;
+      to[1] = low.y;
+      to[2] = high.x;
+      to[3] = high.y;
+    }
+  }
+};
+
 // The same for a dtype of the run; all threads take the same way. An absent tensor is `absent`
 // everywhere, and what is stored there is dropped.
 template <int Count>
@@ -133,6 +163,30 @@ __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int bits = 16; bits > 0; bits /= 2) value += __shfl_xor_sync(0xffffffffU, value, bits);
   return value;
+}
+
+// The lower Half of the numbers become those of this lane and the lane across, each in its own half.
+template <int Half, int Count>
+__device__ __forceinline__ void fold_lanes(float (&x)[Count]) {
+  constexpr int kBit = 32 * Half / Count;
+  const bool upper = (static_cast<int>(threadIdx.x) & kBit) != 0;
+#pragma unroll
+  for (int i = 0; i < Half; ++i) {
+    const float low = x[i], high = x[i + Half];
+    x[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffU, upper ? low : high, kBit);
+  }
+  if constexpr (Half > 1) fold_lanes<Half / 2>(x);
+}
+
+// Count numbers of every lane, a power of two, each summed over the lanes: number i comes out in the
+// lanes i * (32 / Count) and following. The numbers are lost.
+template <int Count>
+__device__ __forceinline__ float warp_sums(float (&x)[Count]) {
+  fold_lanes<Count / 2>(x);
+  float sum = x[0];
+#pragma unroll
+  for (int rest = 16 / Count; rest > 0; rest /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, rest);
+  return sum;
 }
 
 // ---- Host side ---------------------------------------------------------------------------------

@@ -249,22 +249,6 @@ __device__ void get(float (&state)[kSize], const float* slot) {
   for (int i = 0; i < kSize; ++i) state[i] = slot[i * kBackThreads + static_cast<int>(threadIdx.x)];
 }
 
-// Sixteen numbers of every lane, summed over the lanes: number i comes out in lanes 2 i and 2 i
-// + 1.
-__device__ float sum_over_lanes(float (&x)[16]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int half = 8; half > 0; half /= 2) {
-    const bool upper = (lane & (2 * half)) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float other = __shfl_xor_sync(0xffffffffU, upper ? x[i] : x[i + half], 2 * half);
-      x[i] = (upper ? x[i + half] : x[i]) + other;
-    }
-  }
-  return x[0] + __shfl_xor_sync(0xffffffffU, x[0], 1);
-}
-
 // What a block works on: a chunk of one key head.
 struct ChunkBack {
   const LonghornCall& call;
@@ -333,7 +317,7 @@ struct ChunkBack {
       }
       shared.part_v[(t * kBackWarps + warp) * 32 + lane] = d_v;
       shared.part_D[(t * kBackWarps + warp) * 32 + lane] = d_D;
-      const float sum = sum_over_lanes(sums);
+      const float sum = warp_sums(sums);
       const int number = lane / 2, d = channel + warp * kSize + number % kSize;
       if (lane % 2 == 0 && d < call.d_k) {
         float* to = (number < kSize ? back.sum_q : back.sum_k) +
