@@ -19,9 +19,6 @@ struct ScanBackward {
 template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
 __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int64_t block) {
   using Stage = ScanStage<DK, Scaled>;
-  using Key = typename Stage::Key;
-  using Value = typename Stage::Value;
-  using Square = typename Stage::Square;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
@@ -39,9 +36,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     unsigned char* const result = static_cast<unsigned char*>(scan.back.d_v) + task.row * stride +
                                   (task.head * call.d_v + column) * 2;
     const auto store = [&](int stage, std::int64_t index) {
-      take_rows<Value, kThreads - kScanWorkers>(shared + stage * at.bytes + at.value,
-                                                result + index * kChunkRows * stride, stride,
-                                                task.count(index), call.d_v - column);
+      take_rows<typename Stage::Value, kThreads - kScanWorkers>(
+          shared + stage * at.bytes + at.value, result + index * kChunkRows * stride, stride,
+          task.count(index), call.d_v - column);
     };
     if constexpr (Engine::kBulk) {
       const BulkLoader<DK, Scaled, Delta, true> loader(chunk, scan.tensors, at, task.sequence,
@@ -87,35 +84,27 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       barrier_sync(kFullBarrier + turn, kThreads);
     }
 
-    // Halves of the rows, the second first, as in the forward scan. T and P are lower triangular.
-    std::uint32_t right[4][4];  // dO, then dU, then dV, rounded
-#pragma unroll
-    for (int k = 0; k < 4; ++k) load_a_transposed<Value>(right[k], stage + at.value, 16 * warp, k);
-    float local[2][16];  // dO P
-    Engine::begin();
-#pragma unroll
-    for (int half = 1; half >= 0; --half) {
-#pragma unroll
-      for (int k = 2 * half; k < 4; ++k) {
-        Engine::template multiply<Square, true>(local[half], right[k],
-                                                stage + at.square_p + Square::place(0, 4 * half), k,
-                                                k == 2 * half);
-      }
-    }
-    Engine::commit();
     std::uint32_t left[kSteps][4];
     round_to<Format>(left, state);
-    float carried[2][16];  // D W^^T, then dU, then dR
+    std::uint32_t right[4][4];  // dO, then dU, then dV, rounded
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
+    }
+    float carried[32];  // D W^^T, then dU, then dR
+    float local[32];    // dO P
     Engine::begin();
 #pragma unroll
-    for (int half = 1; half >= 0; --half) {
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        Engine::template multiply<Key, false>(
-            carried[half], left[k], stage + at.write + Key::place(32 * half, 0), k, k == 0);
-      }
-      Engine::commit();
+    for (int k = 0; k < 4; ++k) {
+      Engine::template multiply<typename Stage::Square, true>(local, right[k], stage + at.square_p,
+                                                              k, k == 0);
     }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      Engine::template multiply<typename Stage::Key, false>(carried, left[k], stage + at.write, k,
+                                                            k == 0);
+    }
+    Engine::commit();
     if (chunk.d_states != nullptr) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.d_states) +
@@ -132,6 +121,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
             pack<Format>(call.scale * in.x * d.x, call.scale * in.y * d.y);
       }
     }
+    Engine::template wait<0>();
+    Engine::hold(carried);
+    Engine::hold(local);
     if constexpr (Scaled) {
 #pragma unroll
       for (int n = 0; n < DK / 8; ++n) {
@@ -146,95 +138,57 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 #pragma unroll
       for (int i = 0; i < DK / 2; ++i) state[i] *= keep;
     }
-    const auto add_query = [&](int half) {
-      Engine::begin();
+    Engine::begin();
 #pragma unroll
-      for (int k = 2 * half; k < 2 * half + 2; ++k) {
-        Engine::template multiply<Key, true>(state, query[k], stage + at.query, k, false);
-      }
-      Engine::commit();
-    };
-    // dU of one half, as the left sides right[2 half] and right[2 half + 1].
-    const auto make_update = [&](int half) {
-      float2 out[4];
+    for (int k = 0; k < 4; ++k) {
+      Engine::template multiply<typename Stage::Key, true>(state, query[k], stage + at.query, k,
+                                                           false);
+    }
+    Engine::commit();
 #pragma unroll
-      for (int n = 0; n < 4; ++n) out[n] = pair_of(stage + at.out, 4 * half + n);
-      if (half == 1) {
-        Engine::template wait<2>();  // the other half and the first of the query's
-        Engine::hold(local[0]);
-        Engine::hold(local[1]);
-      } else {
-        Engine::template wait<Delta ? 3 : 2>();  // both of the query's and dR of the other half
-      }
-      Engine::hold(carried[half]);
+    for (int n = 0; n < 8; ++n) {
+      const float2 out = pair_of(stage + at.out, n);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float* d = carried[half] + 4 * n + 2 * j;
-          d[0] = out[n].x * d[0] + local[half][4 * n + 2 * j];
-          d[1] = out[n].y * d[1] + local[half][4 * n + 2 * j + 1];
-          right[2 * half + n / 2][2 * (n % 2) + j] = pack<Format>(d[0], d[1]);
-        }
-      }
-    };
-    const auto solve = [&](int half) {
-      if constexpr (Delta) {
-        Engine::begin();
-#pragma unroll
-        for (int k = 2 * half; k < 4; ++k) {
-          Engine::template multiply<Square, true>(carried[half], right[k],
-                                                  stage + at.square_t + Square::place(0, 4 * half),
-                                                  k, k == 2 * half);
-        }
-        Engine::commit();
-      }
-    };
-    add_query(1);
-    make_update(1);
-    solve(1);
-    add_query(0);
-    make_update(0);
-    solve(0);
-    std::uint32_t erase[4][4];   // - in dV
-    std::uint32_t result[4][4];  // dV: `right` is the left side of products that may still run
-#pragma unroll
-    for (int half = 1; half >= 0; --half) {
-      float2 gain[4], in[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        gain[n] = pair_of(stage + at.gain, 4 * half + n);
-        in[n] = pair_of(stage + at.in, 4 * half + n);
-      }
-      if constexpr (Delta) {
-        if (half == 1) {
-          Engine::template wait<2>();  // the query's second half, dR of the other
-        } else {
-          Engine::template wait<1>();
-        }
-        Engine::hold(carried[half]);
-      }
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float x = gain[n].x * carried[half][4 * n + 2 * j];
-          const float y = gain[n].y * carried[half][4 * n + 2 * j + 1];
-          const int k = 2 * half + n / 2, i = 2 * (n % 2) + j;
-          result[k][i] = pack<Format>(x, y);
-          if constexpr (Delta) erase[k][i] = pack<Format>(-in[n].x * x, -in[n].y * y);
-        }
-      }
-      if constexpr (Delta) {
-        Engine::begin();
-#pragma unroll
-        for (int k = 2 * half; k < 2 * half + 2; ++k) {
-          Engine::template multiply<Key, true>(state, erase[k], stage + at.erase, k, false);
-        }
-        Engine::commit();
+      for (int j = 0; j < 2; ++j) {
+        carried[4 * n + 2 * j] = out.x * carried[4 * n + 2 * j] + local[4 * n + 2 * j];
+        carried[4 * n + 2 * j + 1] = out.y * carried[4 * n + 2 * j + 1] + local[4 * n + 2 * j + 1];
       }
     }
-    put_rows<Value>(result, stage + at.value);
+    if constexpr (Delta) {
+      round_to<Format>(right, carried);
+      Engine::begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, true>(carried, right[k],
+                                                                stage + at.square_t, k, k == 0);
+      }
+      Engine::commit();
+    }
+    Engine::template wait<0>();
+    Engine::hold(carried);
+    Engine::hold(state);
+    std::uint32_t erase[4][4];  // - in dV
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 gain = pair_of(stage + at.gain, n);
+      const float2 in = pair_of(stage + at.in, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float x = gain.x * carried[4 * n + 2 * j], y = gain.y * carried[4 * n + 2 * j + 1];
+        right[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
+        if constexpr (Delta) erase[n / 2][2 * (n % 2) + j] = pack<Format>(-in.x * x, -in.y * y);
+      }
+    }
+    if constexpr (Delta) {
+      Engine::begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Key, true>(state, erase[k], stage + at.erase, k,
+                                                             false);
+      }
+      Engine::commit();
+    }
+    put_rows<typename Stage::Value>(right, stage + at.value);
     Engine::template wait<0>();
     Engine::hold(state);
     barrier_arrive(kDoneBarrier + turn, kThreads);

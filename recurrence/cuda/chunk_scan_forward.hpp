@@ -23,9 +23,6 @@ struct ScanForward {
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
 __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
   using Stage = ScanStage<DK, Scaled>;
-  using Key = typename Stage::Key;
-  using Value = typename Stage::Value;
-  using Square = typename Stage::Square;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
@@ -58,9 +55,9 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
     const auto store = [&](int stage, std::int64_t index) {
       if (result == nullptr) return;
-      take_rows<Value, kThreads - kScanWorkers>(shared + stage * at.bytes + at.value,
-                                                result + place + index * kChunkRows * stride,
-                                                stride, task.count(index), call.d_v - column);
+      take_rows<typename Stage::Value, kThreads - kScanWorkers>(
+          shared + stage * at.bytes + at.value, result + place + index * kChunkRows * stride,
+          stride, task.count(index), call.d_v - column);
     };
     if constexpr (Engine::kBulk) {
       const BulkLoader<DK, Scaled, Delta, Output> loader(chunk, scan.tensors, at, task.sequence,
@@ -118,96 +115,70 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
 
     std::uint32_t left[kSteps][4];  // the state, rounded
     round_to<Format>(left, state);
-    // Rows of the chunk in two halves: what is made of the first half runs beside the products of
-    // the second, and the output's products fill the gaps. Products end in the order of their
-    // issue; the numbers behind wait() count those that may still run.
-    float error[2][16];  // S E~^T, then R, then U
-    float seen[2][16];   // the output
+    float error[32];  // S E~^T, then R, then U
+    float seen[32];   // the output
     Engine::begin();
     if constexpr (Delta) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k) {
-          Engine::template multiply<Key, false>(
-              error[half], left[k], stage + at.erase + Key::place(32 * half, 0), k, k == 0);
-        }
-        Engine::commit();
+      for (int k = 0; k < kSteps; ++k) {
+        Engine::template multiply<typename Stage::Key, false>(error, left[k], stage + at.erase, k,
+                                                              k == 0);
       }
+      Engine::commit();
     }
-    const auto query = [&](int half) {
-      if constexpr (Output) {
+    if constexpr (Output) {
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k) {
-          Engine::template multiply<Key, false>(
-              seen[half], left[k], stage + at.query + Key::place(32 * half, 0), k, k == 0);
-        }
-        Engine::commit();
+      for (int k = 0; k < kSteps; ++k) {
+        Engine::template multiply<typename Stage::Key, false>(seen, left[k], stage + at.query, k,
+                                                              k == 0);
       }
-    };
-    query(0);
+      Engine::commit();
+    }
     if (chunk.states != nullptr && !map) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.states) +
                     2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
     }
-    std::uint32_t right[4][4];  // V, then R, rounded
+    std::uint32_t right[4][4];  // V, then R, then U, rounded
 #pragma unroll
-    for (int k = 0; k < 4; ++k) load_a_transposed<Value>(right[k], stage + at.value, 16 * warp, k);
-    // R of one half, as the left sides right[2 half] and right[2 half + 1].
-    const auto make_error = [&](int half) {
-      float2 gain[4], in[4];
+    for (int k = 0; k < 4; ++k) {
+      load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
+    }
+    float2 gain[8], in[8];
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        gain[n] = pair_of(stage + at.gain, 4 * half + n);
-        in[n] = pair_of(stage + at.in, 4 * half + n);
-      }
-      if constexpr (Delta) {
-        // The other half and the output's first half may still run; in the second turn the latter,
-        // U of the first half, and the output's second half.
-        if (half == 0) {
-          Engine::template wait<Output ? 2 : 1>();
+    for (int n = 0; n < 8; ++n) {
+      gain[n] = pair_of(stage + at.gain, n);
+      in[n] = pair_of(stage + at.in, n);
+    }
+    if constexpr (Delta) {
+      Engine::template wait<Output ? 1 : 0>();
+      Engine::hold(error);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float2 v = unpack<Format>(right[n / 2][2 * (n % 2) + j]);
+        float* at_error = error + 4 * n + 2 * j;
+        if constexpr (Delta) {
+          at_error[0] = gain[n].x * (v.x - in[n].x * at_error[0]);
+          at_error[1] = gain[n].y * (v.y - in[n].y * at_error[1]);
         } else {
-          Engine::template wait<Output ? 3 : 1>();
-        }
-        Engine::hold(error[half]);
-      }
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          std::uint32_t& pair = right[2 * half + n / 2][2 * (n % 2) + j];
-          const float2 v = unpack<Format>(pair);
-          float x = v.x, y = v.y;
-          if constexpr (Delta) {
-            x -= in[n].x * error[half][4 * n + 2 * j];
-            y -= in[n].y * error[half][4 * n + 2 * j + 1];
-          }
-          pair = pack<Format>(gain[n].x * x, gain[n].y * y);
-          if constexpr (!Delta) {
-            error[half][4 * n + 2 * j] = gain[n].x * x;
-            error[half][4 * n + 2 * j + 1] = gain[n].y * y;
-          }
+          at_error[0] = gain[n].x * v.x;
+          at_error[1] = gain[n].y * v.y;
         }
       }
-    };
-    // U of one half of the rows: T is lower triangular.
-    const auto solve = [&](int half) {
-      if constexpr (Delta) {
-        Engine::begin();
+    }
+    if constexpr (Delta) {
+      round_to<Format>(right, error);
+      Engine::begin();
 #pragma unroll
-        for (int k = 0; k < 2 + 2 * half; ++k) {
-          Engine::template multiply<Square, false>(
-              error[half], right[k], stage + at.square_t + Square::place(32 * half, 0), k, k == 0);
-        }
-        Engine::commit();
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, false>(error, right[k],
+                                                                 stage + at.square_t, k, k == 0);
       }
-    };
-    make_error(0);
-    solve(0);
-    query(1);
-    make_error(1);
-    solve(1);
+      Engine::commit();
+    }
     if constexpr (Scaled) {
 #pragma unroll
       for (int n = 0; n < DK / 8; ++n) {
@@ -222,81 +193,56 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
 #pragma unroll
       for (int i = 0; i < DK / 2; ++i) state[i] *= keep;
     }
-    // R is read by both halves of T, so U has registers of its own.
-    std::uint32_t values[4][4], update[4][4];  // U; out U
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float2 out[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) out[n] = pair_of(stage + at.out, 4 * half + n);
-      if constexpr (Delta) {
-        if (half == 0) {
-          Engine::template wait<Output ? 2 : 1>();
-        } else {
-          Engine::template wait<1>();
-        }
-        Engine::hold(error[half]);
-      }
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float x = error[half][4 * n + 2 * j], y = error[half][4 * n + 2 * j + 1];
-          const int k = 2 * half + n / 2, i = 2 * (n % 2) + j;
-          values[k][i] = pack<Format>(x, y);
-          update[k][i] = pack<Format>(out[n].x * x, out[n].y * y);
-        }
-      }
-      Engine::begin();
-#pragma unroll
-      for (int k = 2 * half; k < 2 * half + 2; ++k) {
-        Engine::template multiply<Key, true>(state, update[k], stage + at.write, k, false);
-      }
-      Engine::commit();
+    if constexpr (Delta) {
+      Engine::template wait<0>();
+      Engine::hold(error);
+      if constexpr (Output) Engine::hold(seen);
+    } else {
+      Engine::template wait<0>();
+      if constexpr (Output) Engine::hold(seen);
     }
+    std::uint32_t update[4][4];  // out U
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 out = pair_of(stage + at.out, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        update[n / 2][2 * (n % 2) + j] =
+            pack<Format>(out.x * error[4 * n + 2 * j], out.y * error[4 * n + 2 * j + 1]);
+      }
+    }
+    Engine::begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Engine::template multiply<typename Stage::Key, true>(state, update[k], stage + at.write, k,
+                                                           false);
+    }
+    Engine::commit();
+    round_to<Format>(right, error);  // U
     if constexpr (Output) {
-      Engine::template wait<2>();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Engine::hold(seen[half]);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const float2 in = pair_of(stage + at.in, 4 * half + n);
-          seen[half][4 * n] *= call.scale * in.x;
-          seen[half][4 * n + 1] *= call.scale * in.y;
-          seen[half][4 * n + 2] *= call.scale * in.x;
-          seen[half][4 * n + 3] *= call.scale * in.y;
-        }
+      for (int n = 0; n < 8; ++n) {
+        seen[4 * n] *= call.scale * in[n].x;
+        seen[4 * n + 1] *= call.scale * in[n].y;
+        seen[4 * n + 2] *= call.scale * in[n].x;
+        seen[4 * n + 3] *= call.scale * in[n].y;
       }
       Engine::begin();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int k = 0; k < 2 + 2 * half; ++k) {
-          Engine::template multiply<Square, false>(
-              seen[half], values[k], stage + at.square_p + Square::place(32 * half, 0), k, false);
-        }
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, false>(seen, right[k],
+                                                                 stage + at.square_p, k, false);
       }
       Engine::commit();
     } else {
-      if (result != nullptr) put_rows<Value>(values, stage + at.value);
+      if (result != nullptr) put_rows<typename Stage::Value>(right, stage + at.value);
     }
     Engine::template wait<0>();
     Engine::hold(state);
     if constexpr (Output) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Engine::hold(seen[half]);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            values[2 * half + k][j] =
-                pack<Format>(seen[half][8 * k + 2 * j], seen[half][8 * k + 2 * j + 1]);
-          }
-        }
-      }
-      put_rows<Value>(values, stage + at.value);
+      Engine::hold(seen);
+      round_to<Format>(right, seen);
+      put_rows<typename Stage::Value>(right, stage + at.value);
     }
     barrier_arrive(kDoneBarrier + turn, kThreads);
     turn = turn + 1 == Stages ? 0 : turn + 1;
