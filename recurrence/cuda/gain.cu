@@ -1,6 +1,6 @@
-// Gains. A key-norm gain takes a warp for a row of a key head with its value heads; the other gains
-// and the gates of the vector gain are element-wise. The equations are those of axes/gain.hpp; what
-// is made of them, and its derivative, is in prologue_gain.hpp.
+// Gains. A key-norm gain takes a warp for some rows of a key head with its value heads; the other
+// gains and the gates of the vector gain are element-wise. The equations are those of
+// axes/gain.hpp; what is made of them, and its derivative, is in prologue_gain.hpp.
 //
 // Limits of float32: N = e . w overflows where |k| is above 1.8e19, and such a key writes nothing.
 // No power of 1 / n above the second is formed, so nothing else is lost before that.
@@ -60,14 +60,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- Key-norm gains ----------------------------------------------------------------------------
 
-// Elements of a row in a lane: Vector of them at lane * Vector, then 32 * Vector further.
-template <int Vector, class Body>
-__device__ __forceinline__ void each(int size, Body&& body) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int i = lane * Vector; i < size; i += 32 * Vector) body(i);
-}
-
-// A key of the warp's row in registers, Size elements in a lane; zero behind its end.
+// A key in registers, Size elements in a lane, Vector of them from (part * 32 + lane) * Vector on
+// for each part; zero behind its end.
 template <class Format, int Vector, int Size>
 struct Key {
   float at[Size];
@@ -105,123 +99,191 @@ struct Key {
   }
 };
 
-// What the warp works on, and 1 / n. Where even eps is 0 a zero key stays zero: it writes nothing.
-template <class Format, int Vector, int Size>
-struct NormRow {
-  std::int64_t row, head, key;
-  bool any;
-  float factor, theta, N, m;
-  Key<Format, Vector, Size> e, w;
+// What a warp works on: Pairs rows of a key head each, one behind the other, with all that is read
+// of them under way at once. N and 1 / n; where even eps is 0 a zero key stays zero: it writes
+// nothing.
+template <class Format, int Vector, int Size, int Pairs>
+struct NormRows {
+  const GainCall& call;
+  std::int64_t first;  // pairs are counted row by row, head by head
+  int count;           // at most Pairs; below 1 where the warp has none
+  int lane, group;
+  Key<Format, Vector, Size> e[Pairs], w[Pairs];
+  float N[Pairs], m[Pairs];
 
-  __device__ explicit NormRow(const GainCall& call) {
-    const std::int64_t number = global_thread() / 32;
-    any = number < call.count * call.heads;
-    if (!any) return;
-    row = number / call.heads;
-    head = number - row * call.heads;
-    key = number * call.d_k;
-    e.read(call.e, key, call.d_k);
-    if (call.w.data == call.e.data) {
-      w = e;
-    } else {
-      w.read(call.w, key, call.d_k);
+  __device__ __forceinline__ explicit NormRows(const GainCall& of) : call(of) {
+    first = global_thread() / 32 * Pairs;
+    const std::int64_t left = call.count * call.heads - first;
+    count = left < Pairs ? static_cast<int>(left) : Pairs;
+    lane = static_cast<int>(threadIdx.x) % 32;
+    group = static_cast<int>(call.value_heads / call.heads);
+#pragma unroll
+    for (int p = 0; p < Pairs; ++p) {
+      e[p].read(call.e, key_at(p), p < count ? call.d_k : 0);
+      if (call.w.data == call.e.data) {
+        w[p] = e[p];
+      } else {
+        w[p].read(call.w, key_at(p), p < count ? call.d_k : 0);
+      }
     }
-    factor = factor_of(call, row);
-    theta = load(call.theta, 0);
-    N = warp_sum(e.dot(w));
-    const float norm = N + call.eps;
-    m = norm > 0.0F ? 1.0F / std::sqrt(norm) : 0.0F;
   }
-  __device__ GainInputs<float> inputs(const GainCall& call, std::int64_t gain_at) const {
-    return {load(call.x, gain_at), N, call.eps, theta};
+  __device__ __forceinline__ void norms() {
+#pragma unroll
+    for (int p = 0; p < Pairs; ++p) N[p] = warp_sum(e[p].dot(w[p]));
+#pragma unroll
+    for (int p = 0; p < Pairs; ++p) {
+      const float norm = N[p] + call.eps;
+      m[p] = norm > 0.0F ? 1.0F / std::sqrt(norm) : 0.0F;
+    }
+  }
+
+  __device__ std::int64_t key_at(int p) const { return (first + p) * call.d_k; }
+  // The values of a pair, of all value heads that read its key, lie one behind the other.
+  __device__ int values() const { return group * call.d_v; }
+  __device__ std::int64_t value_at(int p) const { return (first + p) * values(); }
+
+  // Calls body(gain_at, pair, f(t), inputs) for the value heads of all pairs, a lane for each.
+  template <class Body>
+  __device__ __forceinline__ void each_gain(float theta, Body&& body) const {
+    for (int i = lane; i < count * group; i += 32) {
+      const int pair = group == 1 ? i : i / group;
+      float of_pair = N[0];
+#pragma unroll
+      for (int p = 1; p < Pairs; ++p) of_pair = p == pair ? N[p] : of_pair;
+      const std::int64_t at = first * group + i;
+      body(at, pair, factor_of(call, (first + pair) / call.heads),
+           GainInputs<float>{load(call.x, at), of_pair, call.eps, theta});
+    }
   }
 };
 
-template <class Format, int Vector, int Size>
-__global__ void __launch_bounds__(kThreads) norm_gain(GainCall call) {
-  NormRow<Format, Vector, Size> row(call);
-  if (!row.any) return;
-  const int group = static_cast<int>(call.value_heads / call.heads);
-  for (int member = 0; member < group; ++member) {
-    const std::int64_t gain_at = row.row * call.value_heads + row.head * group + member;
-    if (threadIdx.x % 32 == 0 && call.b.data != nullptr) {
-      with_gain(call.kind, [&](auto policy) {
-        store(call.b, gain_at, row.factor * policy.value(row.inputs(call, gain_at)).b);
-      });
-    }
-    if (call.v_out.data == nullptr) continue;
-    const auto* from = static_cast<const Format*>(call.v.data) + gain_at * call.d_v;
-    auto* to = static_cast<Format*>(call.v_out.data) + gain_at * call.d_v;
-    each<Vector>(call.d_v, [&](int i) {
-      float some[Vector];
-      load(some, from + i);
+template <class Format, int Vector, int Size, int Pairs>
+__global__ void __launch_bounds__(kThreads, 2) norm_gain(GainCall call) {
+  NormRows<Format, Vector, Size, Pairs> rows(call);
+  if (rows.count <= 0) return;
+  const int values = rows.values(), start = rows.lane * Vector;
+  const auto* v = static_cast<const Format*>(call.v.data);
+  auto* to_v = static_cast<Format*>(call.v_out.data);
+  Words<Format, Vector> ahead[Pairs];  // the first values of the lane
 #pragma unroll
-      for (int j = 0; j < Vector; ++j) some[j] *= row.m;
-      store(to + i, some);
+  for (int p = 0; p < Pairs; ++p) {
+    ahead[p].clear();
+    if (to_v != nullptr && p < rows.count && start < values) {
+      ahead[p].read(v + rows.value_at(p) + start);
+    }
+  }
+  rows.norms();
+  if (call.b.data != nullptr) {
+    with_gain(call.kind, [&](auto policy) {
+      rows.each_gain(load(call.theta, 0), [&](std::int64_t at, int, float factor, const auto& in) {
+        store(call.b, at, factor * policy.value(in).b);
+      });
     });
   }
 #pragma unroll
-  for (int i = 0; i < Size; ++i) {
-    row.e.at[i] *= row.m;
-    row.w.at[i] *= row.m;
+  for (int p = 0; p < Pairs; ++p) {
+    if (p >= rows.count) break;
+    for (int i = start; to_v != nullptr && i < values; i += 32 * Vector) {
+      if (i != start) ahead[p].read(v + rows.value_at(p) + i);
+      float some[Vector];
+      ahead[p].get(some);
+#pragma unroll
+      for (int j = 0; j < Vector; ++j) some[j] *= rows.m[p];
+      store(to_v + rows.value_at(p) + i, some);
+    }
+#pragma unroll
+    for (int i = 0; i < Size; ++i) {
+      rows.e[p].at[i] *= rows.m[p];
+      rows.w[p].at[i] *= rows.m[p];
+    }
+    rows.e[p].write(call.e_out, rows.key_at(p), call.d_k);
+    rows.w[p].write(call.w_out, rows.key_at(p), call.d_k);
   }
-  row.e.write(call.e_out, row.key, call.d_k);
-  row.w.write(call.w_out, row.key, call.d_k);
 }
 
 // With m = 1 / n and primes for the cotangents of e m, w m, v m and b:
 //     dm = e . e' + w . w' + sum v . v';     dN = -m^3 dm / 2 + sum b' db/dN
 //     de = m e' + dN w;   dw = m w' + dN e;  dv = m v';   dx = b' db/dx
-// The first part of dN times a key k is taken as (-m^2 dm / 2) (m k). Returns d theta.
-template <class Format, int Vector, int Size>
-__device__ float norm_gain_row_back(const GainCall& call, const GainBack& back) {
-  const NormRow<Format, Vector, Size> row(call);
-  if (!row.any) return 0.0F;
-  Key<Format, Vector, Size> d_e, d_w;
-  d_e.read(back.d_e, row.key, call.d_k);
-  d_w.read(back.d_w, row.key, call.d_k);
-  float d_m = row.e.dot(d_e) + row.w.dot(d_w), d_N = 0.0F, d_theta = 0.0F;
-  const int group = static_cast<int>(call.value_heads / call.heads);
-  for (int member = 0; member < group; ++member) {
-    const std::int64_t gain_at = row.row * call.value_heads + row.head * group + member;
-    with_gain(call.kind, [&](auto policy) {
-      const GainValue<float> gain = policy.value(row.inputs(call, gain_at));
-      const float d_b = load(back.d_b, gain_at) * row.factor;
-      d_N += d_b * gain.d_N;
-      d_theta += d_b * gain.d_theta;
-      __syncwarp();  // the logit may be the memory of its gradient
-      if (threadIdx.x % 32 == 0) store(back.to_x, gain_at, d_b * gain.d_x);
-    });
-    const auto* v = static_cast<const Format*>(call.v.data) + gain_at * call.d_v;
-    const auto* d_v = static_cast<const Format*>(back.d_v.data) + gain_at * call.d_v;
-    auto* to_v = static_cast<Format*>(back.to_v.data) + gain_at * call.d_v;
-    each<Vector>(call.d_v, [&](int i) {
-      float some[Vector], d_some[Vector] = {};
-      load(some, v + i);
-      if (back.d_v.data != nullptr) load(d_some, d_v + i);
+// The first part of dN times a key k is taken as (-m^2 dm / 2) (m k). Returns d theta, of the lane.
+template <class Format, int Vector, int Size, int Pairs>
+__device__ __forceinline__ float norm_gain_rows_back(const GainCall& call, const GainBack& back) {
+  NormRows<Format, Vector, Size, Pairs> rows(call);
+  if (rows.count <= 0) return 0.0F;
+  const int values = rows.values(), start = rows.lane * Vector;
+  const auto* v = static_cast<const Format*>(call.v.data);
+  const auto* d_v = static_cast<const Format*>(back.d_v.data);
+  auto* to_v = static_cast<Format*>(back.to_v.data);
+  Key<Format, Vector, Size> d_e[Pairs], d_w[Pairs];
+  Words<Format, Vector> ahead[Pairs], d_ahead[Pairs];  // the first values of the lane
+#pragma unroll
+  for (int p = 0; p < Pairs; ++p) {
+    d_e[p].read(back.d_e, rows.key_at(p), p < rows.count ? call.d_k : 0);
+    d_w[p].read(back.d_w, rows.key_at(p), p < rows.count ? call.d_k : 0);
+    ahead[p].clear();
+    d_ahead[p].clear();
+    if (d_v != nullptr && p < rows.count && start < values) {
+      ahead[p].read(v + rows.value_at(p) + start);
+      d_ahead[p].read(d_v + rows.value_at(p) + start);
+    }
+  }
+  rows.norms();
+  float d_m[Pairs], d_N[Pairs] = {}, d_theta = 0.0F;
+  with_gain(call.kind, [&](auto policy) {
+    rows.each_gain(load(call.theta, 0),
+                   [&](std::int64_t at, int pair, float factor, const auto& in) {
+                     const GainValue<float> gain = policy.value(in);
+                     const float d_b = load(back.d_b, at) * factor;
+#pragma unroll
+                     for (int p = 0; p < Pairs; ++p) d_N[p] += p == pair ? d_b * gain.d_N : 0.0F;
+                     d_theta += d_b * gain.d_theta;
+                     store(back.to_x, at, d_b * gain.d_x);
+                   });
+  });
+#pragma unroll
+  for (int p = 0; p < Pairs; ++p) {
+    d_m[p] = rows.e[p].dot(d_e[p]) + rows.w[p].dot(d_w[p]);
+    for (int i = start; p < rows.count && i < values; i += 32 * Vector) {
+      if (i != start && d_v != nullptr) {
+        ahead[p].read(v + rows.value_at(p) + i);
+        d_ahead[p].read(d_v + rows.value_at(p) + i);
+      }
+      float some[Vector], d_some[Vector];
+      ahead[p].get(some);
+      d_ahead[p].get(d_some);
 #pragma unroll
       for (int j = 0; j < Vector; ++j) {
-        d_m += some[j] * d_some[j];
-        d_some[j] *= row.m;
+        d_m[p] += some[j] * d_some[j];
+        d_some[j] *= rows.m[p];
       }
-      if (back.to_v.data != nullptr) store(to_v + i, d_some);
-    });
+      if (to_v != nullptr) store(to_v + rows.value_at(p) + i, d_some);
+    }
   }
-  const float radial = -0.5F * row.m * row.m * warp_sum(d_m);
 #pragma unroll
-  for (int i = 0; i < Size; ++i) {
-    d_e.at[i] = row.m * d_e.at[i] + (radial * (row.m * row.w.at[i]) + d_N * row.w.at[i]);
-    d_w.at[i] = row.m * d_w.at[i] + (radial * (row.m * row.e.at[i]) + d_N * row.e.at[i]);
+  for (int p = 0; p < Pairs; ++p) {
+    d_m[p] = warp_sum(d_m[p]);
+    d_N[p] = warp_sum(d_N[p]);
   }
-  d_e.write(back.to_e, row.key, call.d_k);
-  d_w.write(back.to_w, row.key, call.d_k);
+#pragma unroll
+  for (int p = 0; p < Pairs; ++p) {
+    if (p >= rows.count) break;
+    const float m = rows.m[p], radial = -0.5F * m * m * d_m[p];
+#pragma unroll
+    for (int i = 0; i < Size; ++i) {
+      const float e = rows.e[p].at[i], w = rows.w[p].at[i];
+      d_e[p].at[i] = m * d_e[p].at[i] + (radial * (m * w) + d_N[p] * w);
+      d_w[p].at[i] = m * d_w[p].at[i] + (radial * (m * e) + d_N[p] * e);
+    }
+    d_e[p].write(back.to_e, rows.key_at(p), call.d_k);
+    d_w[p].write(back.to_w, rows.key_at(p), call.d_k);
+  }
   return d_theta;
 }
 
-template <class Format, int Vector, int Size>
-__global__ void __launch_bounds__(kThreads) norm_gain_back(GainCall call, GainBack back) {
-  const float d_theta = norm_gain_row_back<Format, Vector, Size>(call, back);
+template <class Format, int Vector, int Size, int Pairs>
+__global__ void __launch_bounds__(kThreads, 2) norm_gain_back(GainCall call, GainBack back) {
+  const float of_lane = norm_gain_rows_back<Format, Vector, Size, Pairs>(call, back);
   if (back.partials == nullptr) return;
+  const float d_theta = warp_sum(of_lane);
   auto* sums = reinterpret_cast<float*>(rankone::cuda::shared_memory());
   const int thread = static_cast<int>(threadIdx.x);
   if (thread % 32 == 0) sums[thread / 32] = d_theta;
@@ -288,28 +350,34 @@ void start_gate_back(const Sink& d_from, const Sink& d_x, const Source& from, co
   }
 }
 
-std::int64_t norm_blocks(const GainCall& call) {
-  return (call.count * call.heads + kWarps - 1) / kWarps;
+// Pairs of a warp, forward and back, where rows are whole words and d_k is at most 128; else one.
+constexpr int kPairs = 4, kPairsBack = 2;
+
+std::int64_t norm_blocks(const GainCall& call, int pairs) {
+  return (call.count * call.heads + kWarps * pairs - 1) / (kWarps * pairs);
 }
 
 template <class Format>
 void start_norm(const GainCall& call, void* stream) {
   const bool words = in_words(call.d_k, call.e, call.w, call.e_out, call.w_out) &&
                      in_words(call.d_v, call.v, call.v_out);
-  const auto kernel = !words            ? norm_gain<Format, 1, 8>
-                      : call.d_k <= 128 ? norm_gain<Format, 4, 4>
-                                        : norm_gain<Format, 4, 8>;
-  rankone::cuda::launch(kernel, norm_blocks(call), kThreads, 0, stream, call);
+  const bool many = words && call.d_k <= 128;
+  const auto kernel = many    ? norm_gain<Format, 4, 4, kPairs>
+                      : words ? norm_gain<Format, 4, 8, 1>
+                              : norm_gain<Format, 1, 8, 1>;
+  rankone::cuda::launch(kernel, norm_blocks(call, many ? kPairs : 1), kThreads, 0, stream, call);
 }
 template <class Format>
 void start_norm_back(const GainCall& call, const GainBack& back, void* stream) {
   const bool words = in_words(call.d_k, call.e, call.w, back.d_e, back.d_w, back.to_e, back.to_w) &&
                      in_words(call.d_v, call.v, back.d_v, back.to_v);
-  const auto kernel = !words            ? norm_gain_back<Format, 1, 8>
-                      : call.d_k <= 128 ? norm_gain_back<Format, 4, 4>
-                                        : norm_gain_back<Format, 4, 8>;
-  rankone::cuda::launch(kernel, norm_blocks(call), kThreads, kWarps * sizeof(float), stream, call,
-                        back);
+  const bool many = words && call.d_k <= 128;
+  const auto kernel = many    ? norm_gain_back<Format, 4, 4, kPairsBack>
+                      : words ? norm_gain_back<Format, 4, 8, 1>
+                              : norm_gain_back<Format, 1, 8, 1>;
+  const std::int64_t blocks = norm_blocks(call, many ? kPairsBack : 1);
+  rankone::cuda::launch(kernel, blocks, kThreads, kWarps * sizeof(float), stream, call, back);
+  launch_sums(back.to_theta, back.partials, blocks, 1, 1, 1, 1.0F, stream);
 }
 
 }  // namespace
@@ -334,7 +402,7 @@ void launch_gain(const GainCall& call, void* stream) {
                         call, GainBack{}, false);
 }
 
-std::int64_t gain_partials(const GainCall& call) { return norm_blocks(call); }
+std::int64_t gain_partials(const GainCall& call) { return norm_blocks(call, 1); }
 
 void launch_gain_back(const GainCall& call, const GainBack& back, void* stream) {
   if (call.kind == GainKind::vector) {
@@ -354,15 +422,12 @@ void launch_gain_back(const GainCall& call, const GainBack& back, void* stream) 
   }
   switch (call.v.dtype) {
     case Dtype::bf16:
-      start_norm_back<bf16>(call, back, stream);
-      break;
+      return start_norm_back<bf16>(call, back, stream);
     case Dtype::f16:
-      start_norm_back<f16>(call, back, stream);
-      break;
+      return start_norm_back<f16>(call, back, stream);
     default:
-      start_norm_back<float>(call, back, stream);
+      return start_norm_back<float>(call, back, stream);
   }
-  launch_sums(back.to_theta, back.partials, norm_blocks(call), 1, 1, 1, 1.0F, stream);
 }
 
 }  // namespace rankone::recurrence::cuda
