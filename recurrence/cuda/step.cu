@@ -6,21 +6,22 @@
 namespace rankone::recurrence::cuda {
 namespace {
 
-// Tiles of a block: as many as leave enough blocks to fill a large GPU several times over.
+constexpr int kMostTiles = 4;  // of a block
+
+// As many as leave enough blocks to fill a large GPU several times over.
 int tiles_of(const TwoKeyCall& call) {
   constexpr std::int64_t kBlocks = 132 * 12;
   const std::int64_t tiles = blocks_of(call) / kBlocks;
   return static_cast<int>(tiles < 1 ? 1 : tiles > kMostTiles ? kMostTiles : tiles);
 }
 
-template <class Format, class Store, int Warps, int Tokens>
-void start(const TwoKeyCall& call, void* stream) {
-  const int tiles = tiles_of(call);
+template <class Format, class Store, int Warps, int Tokens, int Tiles>
+void start(const TwoKeyCall& call, int tiles, void* stream) {
   Split split = split_of(call);
   split.tiles = (split.tiles + tiles - 1) / tiles;
-  launch(step_kernel<Format, Store, Warps, Tokens>,
+  launch(step_kernel<Format, Store, Warps, Tokens, Tiles>,
          call.rows.sequences * call.value_heads * split.tiles, 32 * Warps,
-         StepLayout<Warps, Tokens>::kBytes, stream, call, split, tiles);
+         StepLayout<Warps, Tokens, Tiles>::kBytes, stream, call, split, tiles);
 }
 
 template <class Format, class Store, int Warps>
@@ -34,9 +35,9 @@ void start(const TwoKeyCall& call, void* stream) {
     launch(forward_kernel<Format, Store, Warps, 8, 4, Pass::tokens>, blocks_of(call), 32 * Warps,
            kForwardBytes<Warps, 8, 4>, stream, call, split_of(call), Trace{});
   } else if (call.rows.boundaries == nullptr && call.rows.time == 1) {
-    start<Format, Store, Warps, 1>(call, stream);
+    start<Format, Store, Warps, 1, 1>(call, 1, stream);
   } else {
-    start<Format, Store, Warps, kStepTokens>(call, stream);
+    start<Format, Store, Warps, kStepTokens, kMostTiles>(call, tiles_of(call), stream);
   }
 }
 

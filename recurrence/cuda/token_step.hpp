@@ -1,35 +1,36 @@
 #pragma once
 
 // The decode step: one to eight tokens per sequence. A state is read and written once, in tiles of
-// 32 columns; a block takes several tiles of one head and has the next one under way while it works
-// on one, so that the tokens' inputs are staged once for all of them. Per token and tile, with S~
-// the decayed state, o = scale (S~^T q + (q . w) u): all sums over d_k are taken at once.
+// 32 columns, all of it on its way before anything else. For several tokens a block takes several
+// tiles of one head and has the next one under way while it works on one, so that the tokens'
+// inputs are staged once for all of them; one token is quicker with a tile a block. Per token and
+// tile, with S~ the decayed state, o = scale (S~^T q + (q . w) u): all sums over d_k are taken at
+// once.
 
 #include "recurrence/cuda/token.hpp"
 
 namespace rankone::recurrence::cuda {
 
-inline constexpr int kMostTiles = 4;  // of a block
-inline constexpr int kStepRows = 8;   // of a state, per thread
+inline constexpr int kStepRows = 8;  // of a state, per thread
 
 // Shared memory of step_kernel, in floats.
-template <int Warps, int Tokens>
+template <int Warps, int Tokens, int Tiles>
 struct StepLayout {
   static constexpr int kKeys = 32 * Warps;
-  static constexpr int kToken = 4 * kKeys + kMostTiles * kColumns + 4;  // q, e, w, decay; v; b
+  static constexpr int kToken = 4 * kKeys + Tiles * kColumns + 4;  // q, e, w, decay; v; b
   static constexpr int kSums = Partial<Warps, 2 * kWidth>::kFloats;
   static constexpr int kPartial = kSums + (Warps + 3) / 4 * 4;
   static constexpr std::size_t kBytes = sizeof(float) * (Tokens * kToken + 2 * kPartial);
 };
 
 // The inputs of up to Tokens tokens to shared memory, four at a time. `columns` of the values.
-template <class Format, int Warps, int Tokens>
+template <class Format, int Warps, int Tokens, int Tiles>
 __device__ __forceinline__ void stage_tokens(const TwoKeyCall& call, const Place& at,
                                              std::int64_t row, int count, int columns,
                                              float* stage) {
-  using L = StepLayout<Warps, Tokens>;
+  using L = StepLayout<Warps, Tokens, Tiles>;
   constexpr int kBatch = Tokens < 4 ? Tokens : 4;
-  constexpr int kParts = (kMostTiles + Warps - 1) / Warps;
+  constexpr int kParts = (Tiles + Warps - 1) / Warps;
   const bool has_key = at.thread < call.d_k;
   const int channel = has_key ? at.thread : 0;
   const int gates = call.gate == GateKind::channel ? call.d_k : 1;
@@ -70,12 +71,12 @@ __device__ __forceinline__ void stage_tokens(const TwoKeyCall& call, const Place
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const int column = at.thread + part * 32 * Warps;
-        if (column < kMostTiles * kColumns) {
+        if (column < Tiles * kColumns) {
           token[4 * L::kKeys + part * 32 * Warps] = column < columns ? widen(v[t][part]) : 0.0F;
         }
       }
       if (at.thread == 0) {
-        token[4 * L::kKeys + kMostTiles * kColumns] =
+        token[4 * L::kKeys + Tiles * kColumns] =
             call.b.data != nullptr ? gate_value(call.b.dtype, b[t]) : 1.0F;
       }
     }
@@ -95,11 +96,11 @@ __device__ __forceinline__ void widen_word(float (&to)[kWidth], const uint2& wor
 }
 
 // One token on the thread's part of a state. Leaves o in the memory of the call.
-template <class Format, int Warps, int Tokens>
+template <class Format, int Warps, int Tokens, int Tiles>
 __device__ __forceinline__ void step_token(float (&s)[kStepRows][kWidth], const float* token,
                                            float* partial, const TwoKeyCall& call, const Place& at,
                                            std::int64_t row, int tile, bool writes) {
-  using L = StepLayout<Warps, Tokens>;
+  using L = StepLayout<Warps, Tokens, Tiles>;
   float sums[2 * kWidth] = {}, qw = 0.0F;  // S~^T e, S~^T q; q . w
   float w[kStepRows];
 #pragma unroll
@@ -135,7 +136,7 @@ __device__ __forceinline__ void step_token(float (&s)[kStepRows][kWidth], const 
   columns.get(u, 0, at);
   const float* values = token + 4 * L::kKeys;
   const float4 v = *reinterpret_cast<const float4*>(values + tile * kColumns + at.inside);
-  const float gain = values[kMostTiles * kColumns];
+  const float gain = values[Tiles * kColumns];
   u[0] = gain * (v.x - u[0]), u[1] = gain * (v.y - u[1]);
   u[2] = gain * (v.z - u[2]), u[3] = gain * (v.w - u[3]);
 #pragma unroll
@@ -153,13 +154,14 @@ __device__ __forceinline__ void step_token(float (&s)[kStepRows][kWidth], const 
       narrow<Format>(o);
 }
 
-// Grid: sequences, value heads, and split.tiles parts of `tiles` tiles. d_v is a multiple of four,
-// the states are aligned to 16 bytes, no sequence has more than Tokens tokens.
-template <class Format, class Store, int Warps, int Tokens>
-__global__ void __launch_bounds__(32 * Warps)
-    step_kernel(const TwoKeyCall call, const Split split, const int tiles) {
-  using L = StepLayout<Warps, Tokens>;
+// Grid: sequences, value heads, and split.tiles parts of `most_tiles` tiles, at most Tiles. d_v is
+// a multiple of four, the states are aligned to 16 bytes, no sequence has more than Tokens tokens.
+template <class Format, class Store, int Warps, int Tokens, int Tiles>
+__global__ void __launch_bounds__(32 * Warps, (Tiles == 1 ? 28 : 16) / Warps)
+    step_kernel(const TwoKeyCall call, const Split split, const int most_tiles) {
+  using L = StepLayout<Warps, Tokens, Tiles>;
   Place at(split, kStepRows);
+  const int tiles = Tiles == 1 ? 1 : most_tiles;
   at.first *= tiles;
   at.column = at.first + at.inside;
   const int d_v = call.d_v;
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(32 * Warps)
   const int count = static_cast<int>(call.rows.end(at.sequence) - begin);
   auto* stage = reinterpret_cast<float*>(shared_memory());
   float* partials = stage + Tokens * L::kToken;
-  stage_tokens<Format, Warps, Tokens>(call, at, begin, count, columns, stage);
+  stage_tokens<Format, Warps, Tokens, Tiles>(call, at, begin, count, columns, stage);
   __syncthreads();
 
   int turn = 0;
@@ -197,11 +199,12 @@ __global__ void __launch_bounds__(32 * Warps)
     float s[kStepRows][kWidth];
 #pragma unroll
     for (int r = 0; r < kStepRows; ++r) widen_word(s[r], words[r]);
-    if ((tile + 1) * kColumns < columns) fetch(tile + 1);
+    if (Tiles > 1 && (tile + 1) * kColumns < columns) fetch(tile + 1);
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
-      step_token<Format, Warps, Tokens>(s, stage + t * L::kToken, partials + turn * L::kPartial,
-                                        call, at, begin + t, tile, at.warp == (tile + t) % Warps);
+      step_token<Format, Warps, Tokens, Tiles>(s, stage + t * L::kToken,
+                                               partials + turn * L::kPartial, call, at, begin + t,
+                                               tile, at.warp == (tile + t) % Warps);
       turn ^= 1;
     }
     if (last == nullptr || tile * kColumns + at.column >= d_v) continue;
