@@ -6,6 +6,7 @@
 #include <charconv>
 #include <chrono>
 
+#include "core/device.hpp"
 #include "core/files.hpp"
 #include "core/status.hpp"
 
@@ -79,8 +80,9 @@ std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count
 void require_device(const std::string& device) {
   if (device == "cpu") return;
   if (device == "cuda") {
-    fail(Status::unsupported,
-         "[bench] --device cuda: this build has no CUDA backend (use --device cpu)");
+    const std::string problem = gpu_problem();
+    if (problem.empty()) return;
+    fail(Status::unsupported, "[bench] --device cuda: {}", problem);
   }
   fail(Status::invalid_argument, "[bench] --device '{}' is unknown (cpu or cuda)", device);
 }

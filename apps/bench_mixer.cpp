@@ -1,8 +1,11 @@
 #include "apps/bench_mixer.hpp"
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/device.hpp"
 #include "core/random.hpp"
+#include "core/status.hpp"
 #include "recurrence/recurrence.hpp"
 
 namespace rankone::apps {
@@ -10,10 +13,16 @@ namespace {
 
 using namespace rankone::recurrence;
 
+// Large tensors repeat a prime number of values: no two rows are alike, and making them takes no
+// longer than running the call.
 template <class Next>
 Tensor filled(const Shape& shape, Next&& next) {
+  constexpr std::size_t kPeriod = 16777213;
   Tensor tensor = Tensor::empty(shape, Dtype::f32);
-  for (float& x : tensor.span<float>()) x = static_cast<float>(next());
+  const std::span<float> values = tensor.span<float>();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = i < kPeriod ? static_cast<float>(next()) : values[i - kPeriod];
+  }
   return tensor;
 }
 
@@ -40,10 +49,20 @@ void round_to_bf16(const Tensor& tensor) {
   for (float& x : tensor.span<float>()) x = to_float(to_bf16(x));
 }
 
+constexpr std::string_view kGateNames[] = {"usual", "typical", "strong", "none"};
+
 }  // namespace
 
+GateChoice parse_gates(const std::string& text) {
+  for (std::size_t i = 0; i < std::size(kGateNames); ++i) {
+    if (text == kGateNames[i]) return static_cast<GateChoice>(i);
+  }
+  fail(Status::invalid_argument, "[bench] --gates '{}' is unknown (usual, typical, strong or none)",
+       text);
+}
+
 MixerCall::MixerCall(const MixerPreset& preset, const MixerShape& shape, std::uint64_t seed,
-                     bool rounded)
+                     bool rounded, GateChoice gates)
     : shape_(shape),
       writes_(preset.writes_per_token),
       cg_(preset.axes.solve == Solve::cg),
@@ -71,7 +90,7 @@ MixerCall::MixerCall(const MixerPreset& preset, const MixerShape& shape, std::ui
       preset.scale > 0 ? preset.scale : 1.0 / std::sqrt(static_cast<double>(shape.d_k));
   cotangent_ = filled(v.shape(), draw);
   if (rounded) round_to_bf16(cotangent_);
-  make_gates(preset, seed);
+  make_gates(preset, gates, seed);
   if (gain_kind != GainKind::one && gain_kind != GainKind::dt) make_gain(preset, random);
   make_writes(preset);
   if (preconditioned_) make_preconditioner(k, random);
@@ -145,8 +164,22 @@ void MixerCall::make_preconditioner(const Tensor& k, Random& random) {
   }
 }
 
-void MixerCall::make_gates(const MixerPreset& preset, std::uint64_t seed) {
+void MixerCall::make_gates(const MixerPreset& preset, GateChoice choice, std::uint64_t seed) {
   Random random(seed, 1);
+  if (choice != GateChoice::usual) {
+    make_gates(preset, GateChoice::usual, seed);
+    if (!two_key_.g.defined()) return;
+    const auto gate = [&] {
+      if (choice == GateChoice::typical) return logsigmoid(random.normal());
+      if (choice == GateChoice::strong) return random.uniform() < 0.5 ? -30.0 : -0.01;
+      return 0.0;
+    };
+    two_key_.g = filled(two_key_.g.shape(), gate);
+    gates_ = choice == GateChoice::typical  ? "logsigmoid(N(0, 1))"
+             : choice == GateChoice::strong ? "-30 or -0.01, even odds"
+                                            : "0";
+    return;
+  }
   const std::int64_t rows = sequences_.rows(), heads = shape_.heads;
   switch (preset.axes.decay) {
     case recurrence::DecayKind::none:
@@ -206,6 +239,80 @@ void MixerCall::make_outputs() {
     mesa_grads_ = {like(mesa_.q), like(mesa_.k),      like(mesa_.v), like(mesa_.g),
                    like(mesa_.b), like(mesa_.lambda), Tensor(),      Tensor()};
   }
+}
+
+std::vector<Tensor*> MixerCall::row_inputs() {
+  return {&two_key_.q, &two_key_.e, &two_key_.w,      &two_key_.v,           &mesa_.q,
+          &mesa_.k,    &mesa_.v,    &precondition_.k, &precondition_.target, &cotangent_};
+}
+
+std::vector<Tensor*> MixerCall::gate_inputs() {
+  return {&two_key_.g,
+          &two_key_.b,
+          &mesa_.g,
+          &mesa_.b,
+          &mesa_.lambda,
+          &precondition_.g,
+          &precondition_.b,
+          &precondition_.center,
+          &precondition_.ridge,
+          &two_key_grads_.g,
+          &two_key_grads_.b,
+          &mesa_grads_.g,
+          &mesa_grads_.b,
+          &mesa_grads_.lambda,
+          &precondition_grads_.g,
+          &precondition_grads_.b,
+          &precondition_grads_.center,
+          &precondition_grads_.ridge};
+}
+
+std::vector<Tensor*> MixerCall::state_tensors() {
+  return {&two_key_.initial_state, &two_key_out_.final_state, &mesa_.initial_hkk,
+          &mesa_.initial_hkv,      &mesa_out_.final_hkk,      &mesa_out_.final_hkv,
+          &precondition_.initial,  &precondition_out_.final};
+}
+
+std::vector<Tensor*> MixerCall::row_results() {
+  return {&two_key_out_.o,   &mesa_out_.o,           &precondition_out_.out,
+          &two_key_grads_.q, &two_key_grads_.e,      &two_key_grads_.w,
+          &two_key_grads_.v, &mesa_grads_.q,         &mesa_grads_.k,
+          &mesa_grads_.v,    &precondition_grads_.k, &precondition_grads_.target};
+}
+
+void MixerCall::round(Dtype format, Dtype gates) {
+  const auto round_all = [](const std::vector<Tensor*>& tensors, Dtype dtype) {
+    if (dtype == Dtype::f32) return;
+    for (Tensor* tensor : tensors) {
+      if (tensor->defined()) tensor->copy_from(tensor->to(dtype));
+    }
+  };
+  round_all(row_inputs(), format);
+  round_all(gate_inputs(), gates);
+}
+
+MixerCall MixerCall::on(Context& context, Dtype format, Dtype gates) const {
+  MixerCall result = *this;
+  std::vector<std::pair<const void*, Tensor>> known;
+  const auto move = [&](const std::vector<Tensor*>& tensors, Dtype dtype) {
+    for (Tensor* tensor : tensors) {
+      if (!tensor->defined()) continue;
+      const void* from = tensor->raw();
+      const auto found = std::find_if(known.begin(), known.end(),
+                                      [&](const auto& entry) { return entry.first == from; });
+      if (found == known.end()) {
+        known.emplace_back(from, to_device(tensor->to(dtype), context));
+        *tensor = known.back().second;
+      } else {
+        *tensor = found->second;
+      }
+    }
+  };
+  move(result.row_inputs(), format);
+  move(result.gate_inputs(), gates);
+  move(result.state_tensors(), Dtype::f32);
+  move(result.row_results(), format);
+  return result;
 }
 
 MixerCall MixerCall::part(std::int64_t tokens, std::int64_t heads, Dtype dtype) const {

@@ -18,11 +18,25 @@ struct MixerShape {
   std::int64_t batch, time, heads, d_k, d_v;
 };
 
+// Names for the distribution of the log decays of a mixer that has some.
+//   usual     what the mixer's models start with
+//   typical   logsigmoid(N(0, 1))
+//   strong    -30 or -0.01, even odds
+//   none      0 (the decay is there, and does nothing)
+enum class GateChoice { usual, typical, strong, none };
+GateChoice parse_gates(const std::string& text);  // fails with invalid_argument
+
 class MixerCall {
  public:
   // float32 inputs; with `rounded` the keys, queries and values hold bf16 numbers.
   MixerCall(const recurrence::MixerPreset& preset, const MixerShape& shape, std::uint64_t seed,
-            bool rounded);
+            bool rounded, GateChoice gates = GateChoice::usual);
+
+  // Rounds what a call of `format` holds in that format, and the gates to theirs, in place.
+  void round(Dtype format, Dtype gates);
+  // The same call with tensors on the device of `context`, in those formats. Tensors that were one
+  // stay one; states are float32.
+  MixerCall on(Context& context, Dtype format, Dtype gates) const;
 
   // The first tokens and heads of the first sequence, in float32 or float64, with the same state.
   MixerCall part(std::int64_t tokens, std::int64_t heads, Dtype dtype) const;
@@ -45,7 +59,11 @@ class MixerCall {
   const std::string& gates() const { return gates_; }  // the distribution, in words
 
  private:
-  void make_gates(const recurrence::MixerPreset& preset, std::uint64_t seed);
+  void make_gates(const recurrence::MixerPreset& preset, GateChoice choice, std::uint64_t seed);
+  std::vector<Tensor*> row_inputs();   // held in the format of the call
+  std::vector<Tensor*> gate_inputs();  // and their gradients
+  std::vector<Tensor*> state_tensors();
+  std::vector<Tensor*> row_results();
   void make_gain(const recurrence::MixerPreset& preset, Random& random);
   void make_writes(const recurrence::MixerPreset& preset);
   void make_preconditioner(const Tensor& k, Random& random);

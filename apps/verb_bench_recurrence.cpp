@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "apps/bench.hpp"
+#include "apps/bench_cuda.hpp"
 #include "apps/bench_mixer.hpp"
 #include "apps/verb.hpp"
 #include "core/isa.hpp"
@@ -27,9 +29,49 @@ constexpr std::int64_t kPiece = 1024;  // tokens that the context of a decode ru
 struct Options {
   std::string mixer, shape, json;
   std::string dtype = "f32";
+  std::string gate_dtype = "f32";
+  std::string gates = "usual";
+  std::string direction = "both";
   std::string device = "cpu";
   int threads = 0;
 };
+
+MixerShape shape_of(const Options& options) {
+  const auto sizes = parse_shape(options.shape, 5, "BxTxHxDKxDV, for example 1x2048x8x128x128");
+  require(sizes[3] <= 256, "[bench] d_k is {} (1 to 256)", sizes[3]);
+  require(sizes[4] <= 1024, "[bench] d_v is {} (1 to 1024)", sizes[4]);
+  return {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
+}
+
+void announce_padding(const MixerShape& shape) {
+  if (shape.d_k % 8 == 0 && shape.d_v % 8 == 0) return;
+  std::printf("sizes that are no multiple of 8 are padded inside: d_k %d, d_v %d\n",
+              static_cast<int>(shape.d_k), static_cast<int>(shape.d_v));
+}
+
+Dtype format_of(const std::string& option, const std::string& text,
+                std::initializer_list<Dtype> allowed, const char* words) {
+  const std::optional<Dtype> dtype = parse_dtype(text);
+  if (dtype && std::find(allowed.begin(), allowed.end(), *dtype) != allowed.end()) return *dtype;
+  fail(Status::invalid_argument, "[bench] {} '{}' is unknown ({})", option, text, words);
+}
+
+CudaBenchOptions cuda_options(const Options& options) {
+  CudaBenchOptions result;
+  result.format = format_of("--dtype", options.dtype, {Dtype::f32, Dtype::bf16, Dtype::f16},
+                            "f32, bf16 or f16");
+  result.gate_format = format_of("--gate-dtype", options.gate_dtype, {Dtype::f32, result.format},
+                                 "f32 or as --dtype");
+  result.mixer = recurrence::preset(options.mixer).name;
+  result.shape = shape_of(options);
+  result.gates = parse_gates(options.gates);
+  result.forward = options.direction != "vjp";
+  result.vjp = options.direction != "forward";
+  result.json = options.json;
+  require_device(options.device);
+  announce_padding(result.shape);
+  return result;
+}
 
 // Of the result as the run's dtype holds it.
 double relative_error(const Tensor& result, const Tensor& expected, bool rounded) {
@@ -57,20 +99,15 @@ class Bench {
       fail(Status::invalid_argument, "[bench] --dtype '{}' is unknown (f32 or bf16)",
            options.dtype);
     }
-    const auto sizes = parse_shape(options.shape, 5, "BxTxHxDKxDV, for example 1x2048x8x128x128");
-    shape_ = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
-    require(shape_.d_k <= 256, "[bench] d_k is {} (1 to 256)", shape_.d_k);
-    require(shape_.d_v <= 1024, "[bench] d_v is {} (1 to 1024)", shape_.d_v);
+    gates_ = parse_gates(options.gates);
+    shape_ = shape_of(options);
     peaks_ = measure_peaks(context_.threads());
     std::printf("%s\n", describe(peaks_).c_str());
-    if (shape_.d_k % 8 != 0 || shape_.d_v % 8 != 0) {
-      std::printf("sizes that are no multiple of 8 are padded inside: d_k %d, d_v %d\n",
-                  static_cast<int>(shape_.d_k), static_cast<int>(shape_.d_v));
-    }
+    announce_padding(shape_);
   }
 
   void recurrence() {
-    const MixerCall call(preset_, shape_, kSeed, rounded_);
+    const MixerCall call(preset_, shape_, kSeed, rounded_, gates_);
     introduce(call);
     const std::int64_t heads = std::min(kErrorHeads, shape_.heads);
     const std::int64_t tokens = std::min(kErrorTokens, shape_.time);
@@ -80,38 +117,41 @@ class Bench {
     part.forward(context_);
     exact.forward(reference);
     const double tokens_heads = static_cast<double>(shape_.batch * shape_.time * shape_.heads);
-    report("forward", tokens_heads, relative_error(part.output(), exact.output(), rounded_), heads,
-           tokens,
-           measure([&] { narrowed(call, [&] { call.forward(context_); }, {call.output()}); }));
-    part.vjp(context_);
-    exact.vjp(reference);
-    double worst = 0;
-    const std::vector<Tensor> gradients = part.gradients();
-    const std::vector<Tensor> expected = exact.gradients();
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      worst = std::max(worst, relative_error(gradients[i], expected[i], rounded_));
+    if (options_.direction != "vjp") {
+      report("forward", tokens_heads, relative_error(part.output(), exact.output(), rounded_),
+             heads, tokens,
+             measure([&] { narrowed(call, [&] { call.forward(context_); }, {call.output()}); }));
     }
-    report("vjp", tokens_heads, worst, heads, tokens, measure([&] {
-             narrowed(
-                 call, [&] { call.vjp(context_); }, call.gradients());
-           }));
+    if (options_.direction != "forward") {
+      part.vjp(context_);
+      exact.vjp(reference);
+      double worst = 0;
+      const std::vector<Tensor> gradients = part.gradients();
+      const std::vector<Tensor> expected = exact.gradients();
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        worst = std::max(worst, relative_error(gradients[i], expected[i], rounded_));
+      }
+      const auto work = [&] { call.vjp(context_); };
+      report("vjp", tokens_heads, worst, heads, tokens,
+             measure([&] { narrowed(call, work, call.gradients()); }));
+    }
     write_rows(options_.json, rows_);
   }
 
   void decode() {
-    MixerCall first(preset_, one_token(), kSeed, rounded_);
+    MixerCall first(preset_, one_token(), kSeed, rounded_, gates_);
     introduce(first);
     const double error = decode_error();
     first.carry_state();
     for (std::int64_t read = 0; read < shape_.time; read += kPiece) {
-      MixerCall piece(preset_, piece_at(read, shape_), kSeed + 100 + read, rounded_);
+      MixerCall piece(preset_, piece_at(read, shape_), kSeed + 100 + read, rounded_, gates_);
       piece.take_state(first);
       piece.forward(context_);
     }
     // Different tokens, one state: a step repeated on one token would settle.
     std::vector<MixerCall> steps{first};
     for (std::uint64_t i = 1; i < 16; ++i) {
-      steps.emplace_back(preset_, one_token(), kSeed + i, rounded_);
+      steps.emplace_back(preset_, one_token(), kSeed + i, rounded_, gates_);
       steps.back().take_state(first);
     }
     std::size_t next = 0;
@@ -136,13 +176,13 @@ class Bench {
   double decode_error() {
     const MixerShape small{1, std::min(kErrorTokens, shape_.time),
                            std::min(kErrorHeads, shape_.heads), shape_.d_k, shape_.d_v};
-    MixerCall base(preset_, {1, 1, small.heads, small.d_k, small.d_v}, kSeed, rounded_);
+    MixerCall base(preset_, {1, 1, small.heads, small.d_k, small.d_v}, kSeed, rounded_, gates_);
     base.carry_state();
     const MixerCall step = base.part(1, small.heads, Dtype::f32);
     const MixerCall exact = base.part(1, small.heads, Dtype::f64);
     Context reference({.threads = options_.threads, .backends = {"reference"}});
     for (std::int64_t read = 0; read < small.time; read += kPiece) {
-      const MixerCall piece(preset_, piece_at(read, small), kSeed + 100 + read, rounded_);
+      const MixerCall piece(preset_, piece_at(read, small), kSeed + 100 + read, rounded_, gates_);
       MixerCall fast = piece.part(piece.shape().time, small.heads, Dtype::f32);
       MixerCall slow = piece.part(piece.shape().time, small.heads, Dtype::f64);
       fast.take_state(step);
@@ -236,13 +276,16 @@ class Bench {
     rows_.push_back(row);
   }
 
-  std::string gates_of() const { return MixerCall(preset_, {1, 1, 1, 1, 1}, kSeed, false).gates(); }
+  std::string gates_of() const {
+    return MixerCall(preset_, {1, 1, 1, 1, 1}, kSeed, false, gates_).gates();
+  }
 
   Options options_;
   const MixerPreset& preset_;
   bool rounded_;
   Context context_;
   MixerShape shape_{};
+  GateChoice gates_ = GateChoice::usual;
   Peaks peaks_;
   std::vector<BenchRow> rows_;
   std::vector<bf16> narrow_;
@@ -251,7 +294,14 @@ class Bench {
 void add_options(CLI::App* verb, Options& options, const std::string& time) {
   verb->add_option("--mixer", options.mixer, "a name of `rankone mixers`")->required();
   verb->add_option("--shape", options.shape, "BxTxHxDKxDV; T is " + time)->required();
-  verb->add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
+  verb->add_option("--dtype", options.dtype, "f32 or bf16; on cuda also f16")
+      ->capture_default_str();
+  verb->add_option("--gate-dtype", options.gate_dtype,
+                   "of decay and gain on cuda: f32 or as --dtype")
+      ->capture_default_str();
+  verb->add_option("--gates", options.gates,
+                   "the log decays: usual, typical, strong or none (zero)")
+      ->capture_default_str();
   verb->add_option("--device", options.device, "cpu or cuda")->capture_default_str();
   verb->add_option("--threads", options.threads, "0: as many as the machine allows")
       ->check(CLI::Range(0, 1024))
@@ -266,10 +316,25 @@ const RegisterVerb kBench(50, [](CLI::App& app) {
   CLI::App* whole =
       bench.add_subcommand("recurrence", "the recurrence of a mixer, forward and backward");
   add_options(whole, recurrence, "the number of tokens");
-  whole->callback([] { Bench(recurrence).recurrence(); });
+  whole->add_option("--direction", recurrence.direction, "forward, vjp or both")
+      ->check(CLI::IsMember({"forward", "vjp", "both"}))
+      ->capture_default_str();
+  whole->callback([] {
+    if (recurrence.device == "cuda") {
+      bench_recurrence_on_cuda(cuda_options(recurrence));
+    } else {
+      Bench(recurrence).recurrence();
+    }
+  });
   CLI::App* step = bench.add_subcommand("decode", "one token of every sequence at a time");
   add_options(step, decode, "the number of tokens read before");
-  step->callback([] { Bench(decode).decode(); });
+  step->callback([] {
+    if (decode.device == "cuda") {
+      bench_decode_on_cuda(cuda_options(decode));
+    } else {
+      Bench(decode).decode();
+    }
+  });
 });
 
 }  // namespace

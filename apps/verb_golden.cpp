@@ -3,15 +3,23 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "apps/golden_ops.hpp"
 #include "apps/verb.hpp"
+#include "core/device.hpp"
 #include "core/status.hpp"
+#include "recurrence/backend.hpp"
+#if defined(RANKONE_WITH_CUDA)
+#include "recurrence/cuda/host_calls.hpp"
+#endif
 
 namespace rankone::apps {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kOnGpu = "cuda";
 
 struct Options {
   std::string path;
@@ -46,11 +54,30 @@ std::vector<fs::path> items_of(const fs::path& path) {
   return items;
 }
 
+// On a GPU the recurrence runs through copies of the files' tensors, and nothing else runs instead.
 Context make_context(const std::string& backend) {
   ContextOptions options;
   options.backends = {backend, "reference"};
+  if (backend == "cuda") options.backends = {kOnGpu};
   return Context(options);
 }
+
+// The GPU's backend for tensors in host memory, while it lives.
+class GpuBackend {
+ public:
+  GpuBackend() {
+    require_gpu();
+#if defined(RANKONE_WITH_CUDA)
+    calls_ = std::make_unique<recurrence::HostCalls>(
+        kOnGpu, recurrence::cuda_backend(), ContextOptions{.device = Device::cuda, .threads = 1});
+    registration_ = std::make_unique<recurrence::RegisteredBackend>(*calls_);
+#endif
+  }
+
+ private:
+  std::unique_ptr<recurrence::Backend> calls_;
+  std::unique_ptr<recurrence::RegisteredBackend> registration_;
+};
 
 std::vector<TensorCheck> check_item(const fs::path& item, Context& context, Dtype dtype) {
   const GoldenChecks& upper = golden_checks();
@@ -95,6 +122,8 @@ void run(const Options& options) {
   for (const std::string& backend : options.backends) {
     const Dtype dtype = backend == "reference" ? Dtype::f64 : *parse_dtype(options.dtype);
     golden_bounds(dtype);  // refuses a dtype before any work
+    std::optional<GpuBackend> gpu;
+    if (backend == "cuda") gpu.emplace();
     Context context = make_context(backend);
     for (const fs::path& item : items) {
       bool good = false;
@@ -122,10 +151,11 @@ const RegisterVerb kGolden(110, [](CLI::App& app) {
   verb->add_option("PATH", options->path,
                    "an op file, a model directory, or a folder of either, one level deep")
       ->required();
-  verb->add_option("--backend", options->backends, "reference or cpu; may repeat (default cpu)")
-      ->check(CLI::IsMember({"reference", "cpu"}))
+  verb->add_option("--backend", options->backends,
+                   "reference, cpu or cuda; may repeat (default cpu)")
+      ->check(CLI::IsMember({"reference", "cpu", "cuda"}))
       ->take_all();
-  verb->add_option("--dtype", options->dtype, "of the cpu backend (default f32)")
+  verb->add_option("--dtype", options->dtype, "of the cpu and cuda backends (default f32)")
       ->check(CLI::IsMember({"f32", "bf16"}));
   verb->callback([options] {
     if (options->backends.empty()) options->backends = {"cpu"};

@@ -30,7 +30,11 @@ class HostCalls::Copies {
   void finish() {
     std::vector<unsigned char> guard(static_cast<std::size_t>(kGuard));
     for (const Entry& entry : entries_) {
-      if (entry.output) copy_bytes(context_, entry.host.raw(), entry.inner, entry.host.bytes());
+      if (entry.output) {
+        copy_bytes(context_, entry.host.raw(), entry.inner, entry.host.bytes());
+      } else {
+        expect_untouched(entry);
+      }
       const auto bytes = static_cast<std::int64_t>(entry.host.bytes());
       for (const std::int64_t at : {std::int64_t{0}, kGuard + bytes}) {
         copy_bytes(context_, guard.data(), static_cast<const std::byte*>(entry.whole.raw()) + at,
@@ -49,6 +53,14 @@ class HostCalls::Copies {
     std::byte* inner;
     bool output;
   };
+
+  void expect_untouched(const Entry& entry) {
+    std::vector<std::byte> now(entry.host.bytes());
+    copy_bytes(context_, now.data(), entry.inner, now.size());
+    if (!now.empty() && std::memcmp(now.data(), entry.host.raw(), now.size()) != 0) {
+      fail(Status::failed, "[cuda] a call changed an input of shape {}", entry.host.shape().str());
+    }
+  }
 
   // Tensors of one place are one tensor: tied keys, a state updated in place.
   Tensor place(const Tensor& host, bool output) {
