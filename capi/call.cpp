@@ -62,14 +62,22 @@ Tensor Call::view(const char* name, const rankone_tensor& tensor) const {
     that(tensor.data != nullptr, "{} has no memory (data may be null in a query only)", name);
     that(reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(dtype) == 0,
          "the address of {} is no multiple of its element size, {}", name, size_of(dtype));
+    that(context_.device() == Device::cpu || on_gpu(tensor.data),
+         "{} is no memory that the GPU can read (the context is one of CUDA)", name);
   }
   return Tensor::view(tensor.data, shape, dtype, std::span(tensor.strides, rank));
+}
+
+void Call::row_major_on_cuda(const char* name) const {
+  if (context_.device() == Device::cpu) return;
+  fail(Status::unsupported, "[{}] {} is not row-major (on CUDA every tensor is)", function_, name);
 }
 
 Tensor Call::in(const char* name, const rankone_tensor& tensor) {
   if (tensor.rank == 0) return {};
   const Tensor given = view(name, tensor);
   if (given.contiguous()) return given;
+  row_major_on_cuda(name);
   Tensor packed = context_.empty(given.shape(), given.dtype());
   if (!context_.planning()) packed.copy_from(given);
   return packed;
@@ -79,6 +87,7 @@ Tensor Call::out(const char* name, const rankone_tensor& tensor) {
   if (tensor.rank == 0) return {};
   const Tensor given = view(name, tensor);
   if (given.contiguous()) return given;
+  row_major_on_cuda(name);
   that(distinct(given),
        "{} is an output whose elements share memory (its strides must keep them apart)", name);
   const Tensor packed = context_.empty(given.shape(), given.dtype());
@@ -91,11 +100,14 @@ void Call::copy_back() const {
 }
 
 Workspace::Workspace(rankone_context& context, const Call& call, const rankone_call& how)
-    : context_(context), turn_(context.pool->busy) {
+    : context_(context), turn_(context.pool->busy), device_(context.context) {
   call.that(reinterpret_cast<std::uintptr_t>(how.workspace) % kWorkspaceAlignment == 0,
             "the address of the workspace is no multiple of {}", kWorkspaceAlignment);
   call.that(how.workspace != nullptr || how.workspace_bytes == 0,
             "the workspace of {} bytes is null", how.workspace_bytes);
+  call.that(
+      context.context.device() == Device::cpu || how.workspace == nullptr || on_gpu(how.workspace),
+      "the workspace is no memory of the GPU (the context is one of CUDA)");
   context.context.set_stream(how.stream);
   context.context.arena().adopt(how.workspace, how.workspace_bytes);
   context.context.arena().set_planning(how.query != nullptr);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/context.hpp"
+#include "core/device.hpp"
 #include "core/sequences.hpp"
 #include "core/status.hpp"
 #include "rankone/rankone.h"
@@ -54,6 +55,7 @@ class Call {
 
  private:
   Tensor view(const char* name, const rankone_tensor& tensor) const;
+  void row_major_on_cuda(const char* name) const;
 
   Context& context_;
   std::string_view function_;
@@ -116,6 +118,7 @@ class Workspace {
  private:
   rankone_context& context_;
   std::unique_lock<std::mutex> turn_;
+  DeviceScope device_;
 };
 
 // Runs `work(call)`, or in a query plans it. A workspace that is too small is answered with the

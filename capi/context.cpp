@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "capi/call.hpp"
+#include "core/device.hpp"
 
 namespace rankone::capi {
 namespace {
@@ -22,15 +23,22 @@ std::unique_ptr<rankone_context> make_context(const rankone_options& options) {
   constexpr int kMostThreads = 4096;
   require(options.device == RANKONE_CPU || options.device == RANKONE_CUDA,
           "[{}] device is {} (0 for the CPU, 1 for CUDA)", kName, options.device);
-  if (options.device == RANKONE_CUDA) {
-    fail(Status::unsupported, "[{}] this build has no CUDA backend (use device 0, the CPU)", kName);
+  const bool cuda = options.device == RANKONE_CUDA;
+  if (cuda) {
+    const std::string problem = gpu_problem(options.device_index);
+    if (!problem.empty()) fail(Status::unsupported, "[{}] {}", kName, problem);
   }
-  require(options.device_index == 0, "[{}] device_index is {} (0 on the CPU)", kName,
+  require(cuda || options.device_index == 0, "[{}] device_index is {} (0 on the CPU)", kName,
           options.device_index);
   require(options.threads >= 0 && options.threads <= kMostThreads, "[{}] threads is {} (0 to {})",
           kName, options.threads, kMostThreads);
-  auto pool = options.threads == 0 ? default_pool() : std::make_shared<Pool>(options.threads);
+  // Calls on a GPU have no work for threads of the CPU, and need not take turns.
+  auto pool = cuda                   ? std::make_shared<Pool>(1)
+              : options.threads == 0 ? default_pool()
+                                     : std::make_shared<Pool>(options.threads);
   ContextOptions inner;
+  inner.device = cuda ? Device::cuda : Device::cpu;
+  inner.device_index = options.device_index;
   inner.threads = options.threads;
   return std::make_unique<rankone_context>(std::move(inner), std::move(pool));
 }

@@ -243,8 +243,12 @@ TEST_F(Refused, ContextsAndSequences) {
     rankone_status status;
     const char* message;
   };
-  for (const Row& row : {Row{{RANKONE_CUDA, 0, 0}, RANKONE_UNSUPPORTED, "no CUDA backend"},
-                         Row{{7, 0, 0}, RANKONE_INVALID_ARGUMENT, "device is 7"},
+#if defined(RANKONE_WITH_CUDA)  // there may be a GPU 0, but not this one
+  const Row cuda{{RANKONE_CUDA, 4096, 0}, RANKONE_UNSUPPORTED, "there is no GPU"};
+#else
+  const Row cuda{{RANKONE_CUDA, 0, 0}, RANKONE_UNSUPPORTED, "no CUDA backend"};
+#endif
+  for (const Row& row : {cuda, Row{{7, 0, 0}, RANKONE_INVALID_ARGUMENT, "device is 7"},
                          Row{{RANKONE_CPU, 1, 0}, RANKONE_INVALID_ARGUMENT, "device_index is 1"},
                          Row{{RANKONE_CPU, 0, -1}, RANKONE_INVALID_ARGUMENT, "threads is -1"}}) {
     rankone_context* context = context_;
