@@ -35,9 +35,6 @@ Tensor to_host(const Tensor& tensor, Context&) {
 void copy_bytes(Context&, void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
-void copy_bytes_later(Context& context, void* to, const void* from, std::size_t bytes) {
-  copy_bytes(context, to, from, bytes);
-}
 void fill_bytes(Context&, void* memory, int byte, std::size_t bytes) {
   if (bytes > 0) std::memset(memory, byte, bytes);
 }

@@ -59,8 +59,6 @@ Tensor to_device(const Tensor& host, Context& context);
 Tensor to_host(const Tensor& tensor, Context& context);
 // Bytes, either way round or within the device; `to` complete on return.
 void copy_bytes(Context& context, void* to, const void* from, std::size_t bytes);
-// The same on the stream, without waiting.
-void copy_bytes_later(Context& context, void* to, const void* from, std::size_t bytes);
 void fill_bytes(Context& context, void* memory, int byte, std::size_t bytes);
 
 // Whether the memory that a pointer names can be read by kernels of the current GPU.

@@ -132,18 +132,9 @@ void copy_bytes(Context& context, void* to, const void* from, std::size_t bytes)
     std::memcpy(to, from, bytes);
     return;
   }
-  copy_bytes_later(context, to, from, bytes);
-  synchronize(context);
-}
-
-void copy_bytes_later(Context& context, void* to, const void* from, std::size_t bytes) {
-  if (bytes == 0) return;
-  if (context.device() == Device::cpu) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
   const DeviceScope scope(context);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(context)), "cudaMemcpyAsync");
+  synchronize(context);
 }
 
 void fill_bytes(Context& context, void* memory, int byte, std::size_t bytes) {
