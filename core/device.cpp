@@ -22,6 +22,7 @@ void require_gpu(int) { no_cuda(); }
 GpuProperties gpu_properties(int) { no_cuda(); }
 Capability current_gpu_capability() { no_cuda(); }
 int current_gpu_multiprocessors() { no_cuda(); }
+int current_gpu_shared_bytes() { no_cuda(); }
 DeviceScope::DeviceScope(const Context&) {}
 DeviceScope::~DeviceScope() = default;
 MemorySource gpu_memory() { no_cuda(); }

@@ -34,6 +34,7 @@ struct Capability {
 };
 Capability current_gpu_capability();
 int current_gpu_multiprocessors();
+int current_gpu_shared_bytes();  // that a block may have
 
 // Makes a context's GPU the current one of this thread, until the end of the scope. Nothing on the
 // CPU.

@@ -72,6 +72,12 @@ int current_gpu_multiprocessors() {
   return attribute(cudaDevAttrMultiProcessorCount, index);
 }
 
+int current_gpu_shared_bytes() {
+  int index = 0;
+  check(cudaGetDevice(&index), "cudaGetDevice");
+  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+}
+
 DeviceScope::DeviceScope(const Context& context) {
   if (context.device() != Device::cuda) return;
   int current = 0;

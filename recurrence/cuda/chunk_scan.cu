@@ -2,6 +2,8 @@
 
 #include "recurrence/cuda/chunk_scan.hpp"
 
+#include <cmath>
+
 #include "recurrence/cuda/chunk_scan_kernels.hpp"
 
 namespace rankone::recurrence::cuda {
@@ -16,23 +18,37 @@ void start(const ScanForward& scan, bool output, Engine engine, void* stream) {
 
 }  // namespace
 
+int scan_shared_bytes(const TwoKeyCall& call, Engine engine) {
+  int bytes = 0;
+  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
+    bytes = ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8;
+  });
+  return bytes *
+         (engine == Engine::wgmma ? kScanStages<WgmmaEngine<bf16>> : kScanStages<MmaEngine<bf16>>);
+}
+
 void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream) {
-  start({chunk, segments, {}, {}, value_tiles(chunk.call.d_v)}, chunk.call.o != nullptr, engine,
-        stream);
+  start({chunk, segments, {}, {}}, chunk.call.o != nullptr, engine, stream);
 }
 
 void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const SegmentMaps& maps,
                          Engine engine, void* stream) {
   ChunkCall states_only = chunk;
   states_only.states = states_only.u = nullptr;
-  const int tiles =
-      value_tiles(chunk.call.d_v) + (maps.m != nullptr ? value_tiles(chunk.call.d_k) : 0);
-  start({states_only, {segments.count, nullptr}, maps, {}, tiles}, false, engine, stream);
+  start({states_only, {segments.count, nullptr}, maps, {}}, false, engine, stream);
 }
 
 void launch_scan_back(const ChunkCall& chunk, const ScanBack& back, Engine engine, void* stream) {
-  const ScanBackward backward{chunk, back, {}};
-  const ScanForward forward{chunk, {}, {}, {}, value_tiles(chunk.call.d_v)};
+  ScanBackward backward{chunk, back, {}};
+  int exponent = 0;
+  const float fraction = std::frexp(chunk.call.scale, &exponent);
+  if (fraction != 0.0F) {
+    backward.mantissa = 2.0F * fraction;
+    backward.power = std::ldexp(1.0F, exponent - 1);
+  } else {
+    backward.power = 0.0F;
+  }
+  const ScanForward forward{chunk, {}, {}, {}};
   const bool brain = chunk.call.format == Dtype::bf16;
   if (engine == Engine::mma) {
     return (brain ? start_scan_back_mma_bf16 : start_scan_back_mma_f16)(backward, forward, stream);

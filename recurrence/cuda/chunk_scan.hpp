@@ -27,6 +27,9 @@ struct SegmentMaps {
 
 enum class Engine { mma, wgmma };
 
+// Shared memory of a block of the largest scan of a call.
+int scan_shared_bytes(const TwoKeyCall& call, Engine engine);
+
 // o and the final state; with `states` and `u` of the chunk call set also those. d_k at most 128
 // for the wgmma engine.
 void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream);

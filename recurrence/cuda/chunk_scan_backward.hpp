@@ -5,6 +5,9 @@
 //
 //     dU = out (D W^^T) + dO P;   dR = dU T;   dV = gain dR      (additive: dV = gain dU)
 //     D = keep D + (scale in dO) Q~ - (in dV) E~
+//
+// D, dU and dR are kept divided by the mantissa of `scale`, which leaves a power of two with dO: so
+// a product of inputs stays exact where there is no decay.
 
 #include "recurrence/cuda/chunk_scan_feed.hpp"
 
@@ -14,6 +17,7 @@ struct ScanBackward {
   ChunkCall chunk;
   ScanBack back;
   ScanTensors tensors;
+  float mantissa = 1.0F, power = 1.0F;  // scale = mantissa * power; 1 <= |mantissa| < 2, or scale 0
 };
 
 template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
@@ -24,7 +28,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   const TwoKeyCall& call = chunk.call;
   const Stage at(Delta, call.same_key, true);
   unsigned char* const shared = shared_memory();
-  const ScanTask task(chunk, block, value_tiles(call.d_v), 1);
+  const ScanTask task(chunk, block, 1, false);
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int column = task.tile * kValueTile;
 
@@ -69,10 +73,11 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   if (scan.back.d_final != nullptr) {
     const float* from = scan.back.d_final + head_number * call.d_k * call.d_v;
     each_state_element<DK>(column, call.d_k, call.d_v, [&](int i, int k, int v) {
-      state[i] = from[static_cast<std::int64_t>(k) * call.d_v + v];
+      state[i] = from[static_cast<std::int64_t>(k) * call.d_v + v] / scan.mantissa;
     });
   }
 
+  const float inverse = 1.0F / scan.mantissa;  // P has the whole scale
   int turn = 0;
   std::uint32_t parity = 0;
   for (std::int64_t index = task.end - 1; index >= 0; --index) {
@@ -106,9 +111,18 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     }
     Engine::commit();
     if (chunk.d_states != nullptr) {
+      std::uint32_t whole[kSteps][4];  // with the mantissa
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          whole[k][j] = pack<Format>(scan.mantissa * state[8 * k + 2 * j],
+                                     scan.mantissa * state[8 * k + 2 * j + 1]);
+        }
+      }
       store_state_tile<DK>(
-          left, static_cast<unsigned char*>(chunk.d_states) +
-                    2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
+          whole, static_cast<unsigned char*>(chunk.d_states) +
+                     2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
     }
     std::uint32_t query[4][4];  // scale in dO
 #pragma unroll
@@ -118,7 +132,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       for (int j = 0; j < 2; ++j) {
         const float2 d = unpack<Format>(right[n / 2][2 * (n % 2) + j]);
         query[n / 2][2 * (n % 2) + j] =
-            pack<Format>(call.scale * in.x * d.x, call.scale * in.y * d.y);
+            pack<Format>(scan.power * in.x * d.x, scan.power * in.y * d.y);
       }
     }
     Engine::template wait<0>();
@@ -150,8 +164,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       const float2 out = pair_of(stage + at.out, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        carried[4 * n + 2 * j] = out.x * carried[4 * n + 2 * j] + local[4 * n + 2 * j];
-        carried[4 * n + 2 * j + 1] = out.y * carried[4 * n + 2 * j + 1] + local[4 * n + 2 * j + 1];
+        carried[4 * n + 2 * j] = out.x * carried[4 * n + 2 * j] + inverse * local[4 * n + 2 * j];
+        carried[4 * n + 2 * j + 1] =
+            out.y * carried[4 * n + 2 * j + 1] + inverse * local[4 * n + 2 * j + 1];
       }
     }
     if constexpr (Delta) {
@@ -175,7 +190,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float x = gain.x * carried[4 * n + 2 * j], y = gain.y * carried[4 * n + 2 * j + 1];
-        right[n / 2][2 * (n % 2) + j] = pack<Format>(x, y);
+        right[n / 2][2 * (n % 2) + j] = pack<Format>(scan.mantissa * x, scan.mantissa * y);
         if constexpr (Delta) erase[n / 2][2 * (n % 2) + j] = pack<Format>(-in.x * x, -in.y * y);
       }
     }
@@ -199,7 +214,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   if (scan.back.d_initial != nullptr) {
     float* to = scan.back.d_initial + head_number * call.d_k * call.d_v;
     each_state_element<DK>(column, call.d_k, call.d_v, [&](int i, int k, int v) {
-      to[static_cast<std::int64_t>(k) * call.d_v + v] = state[i];
+      to[static_cast<std::int64_t>(k) * call.d_v + v] = state[i] * scan.mantissa;
     });
   }
 }

@@ -17,7 +17,6 @@ struct ScanForward {
   Segments segments;
   SegmentMaps maps;  // h set: write maps, not outputs
   ScanTensors tensors;
-  int tiles = 0;  // value tiles of a block's range, with those of M behind them
 };
 
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
@@ -28,7 +27,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   const TwoKeyCall& call = chunk.call;
   const Stage at(Delta, call.same_key, Output);
   unsigned char* const shared = shared_memory();
-  const ScanTask task(chunk, block, scan.tiles, scan.segments.count);
+  const ScanTask task(chunk, block, scan.segments.count, scan.maps.h != nullptr);
   const int warp = static_cast<int>(threadIdx.x / 32);
   // Tiles behind those of v carry M: value columns that start as the unit matrix, with v = 0.
   const int value_count = value_tiles(call.d_v);

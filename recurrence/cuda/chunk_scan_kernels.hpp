@@ -8,12 +8,15 @@
 
 namespace rankone::recurrence::cuda {
 
-inline constexpr int kScanStages = 3;  // fit up to K = 128 with all three keys
+// Three fit a Hopper block up to K = 128 with all three keys, two the 163 KB of older data-centre
+// GPUs.
+template <class Engine>
+inline constexpr int kScanStages = Engine::kBulk ? 3 : 2;
 
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
 __global__ void __launch_bounds__(kScanThreads<Engine>, 1)
     scan_kernel(const __grid_constant__ ScanForward scan) {
-  scan_forward<Format, DK, Scaled, Delta, Output, kScanStages, Engine>(scan, blockIdx.x);
+  scan_forward<Format, DK, Scaled, Delta, Output, kScanStages<Engine>, Engine>(scan, blockIdx.x);
 }
 
 // The first half of the blocks goes back, the others forward.
@@ -23,9 +26,10 @@ __global__ void __launch_bounds__(kScanThreads<Engine>, 1)
                      const __grid_constant__ ScanForward forward) {
   const std::int64_t half = gridDim.x / 2;
   if (blockIdx.x < half) {
-    scan_backward<Format, DK, Scaled, Delta, kScanStages, Engine>(back, blockIdx.x);
+    scan_backward<Format, DK, Scaled, Delta, kScanStages<Engine>, Engine>(back, blockIdx.x);
   } else {
-    scan_forward<Format, DK, Scaled, Delta, false, kScanStages, Engine>(forward, blockIdx.x - half);
+    scan_forward<Format, DK, Scaled, Delta, false, kScanStages<Engine>, Engine>(forward,
+                                                                                blockIdx.x - half);
   }
 }
 
@@ -65,11 +69,11 @@ template <class Format, class Engine>
 void start_scan(ScanForward scan, bool output, void* stream) {
   const TwoKeyCall& call = scan.chunk.call;
   if constexpr (Engine::kBulk) scan.tensors = scan_tensors(scan.chunk, call.v);
-  const std::int64_t blocks =
-      call.rows.sequences * call.value_heads * scan.tiles * scan.segments.count;
+  const std::int64_t blocks = call.rows.sequences * call.value_heads *
+                              scan_units(call, scan.segments.count, scan.maps.h != nullptr);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const ScanStage<dk, scaled> stage(delta, call.same_key, output);
-    const auto bytes = static_cast<std::size_t>(kScanStages * (stage.bytes + 8));
+    const auto bytes = static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8));
     if (output) {
       launch(scan_kernel<Format, dk, scaled, delta, true, Engine>, blocks, kScanThreads<Engine>,
              bytes, stream, scan);
@@ -91,7 +95,8 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const ScanStage<dk, scaled> stage(delta, call.same_key, true);
     launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads<Engine>,
-           static_cast<std::size_t>(kScanStages * (stage.bytes + 8)), stream, back, forward);
+           static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8)), stream, back,
+           forward);
   });
 }
 

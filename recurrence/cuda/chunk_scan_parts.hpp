@@ -42,7 +42,7 @@ struct ScanStage {
     if constexpr (!Scaled) {
       write = take(Key::kBytes, true);
       erase = take(Key::kBytes, delta && !same_key);
-      if (same_key) erase = write;
+      if (!delta || same_key) erase = write;
       query = take(Key::kBytes, seen);
     }
     square_t = take(Square::kBytes, delta);
@@ -122,6 +122,12 @@ __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 1
   }
 }
 
+// Blocks per sequence and head.
+__host__ __device__ inline int scan_units(const TwoKeyCall& call, int segments, bool maps) {
+  const int values = value_tiles(call.d_v);
+  return maps ? values + (segments - 2) * (values + value_tiles(call.d_k)) : values * segments;
+}
+
 // Which segment of which sequence, head and value tile a block has.
 struct ScanTask {
   std::int64_t sequence, head;
@@ -130,13 +136,23 @@ struct ScanTask {
   std::int64_t begin, end;   // chunks of the segment, counted from first_chunk
   std::int64_t row, rows;    // of the sequence
 
-  // Blocks are numbered [sequence, segment, tile, head]: neighbours share keys where heads do.
-  __device__ ScanTask(const ChunkCall& chunk, std::int64_t block, int tiles, int segments) {
+  // Blocks are numbered [sequence, unit, head]: neighbours share keys where heads do. A unit is a
+  // tile of a segment. Maps are wanted of all segments but the last, and of the first only H.
+  __device__ ScanTask(const ChunkCall& chunk, std::int64_t block, int segments, bool maps) {
     const std::int64_t heads = chunk.call.value_heads;
+    const int values = value_tiles(chunk.call.d_v);
+    const int tiles = maps ? values + value_tiles(chunk.call.d_k) : values;
+    const int units = scan_units(chunk.call, segments, maps);
     head = block % heads;
-    tile = static_cast<int>(block / heads % tiles);
-    segment = static_cast<int>(block / heads / tiles % segments);
-    sequence = block / heads / tiles / segments;
+    sequence = block / heads / units;
+    const int unit = static_cast<int>(block / heads % units);
+    if (maps && unit >= values) {
+      segment = 1 + (unit - values) / tiles;
+      tile = (unit - values) % tiles;
+    } else {
+      segment = unit / tiles;
+      tile = unit % tiles;
+    }
     const Rows& all = chunk.call.rows;
     row = all.begin(sequence);
     rows = all.end(sequence) - row;

@@ -6,20 +6,13 @@
 #include "recurrence/cuda/recurrent.hpp"
 #include "recurrence/cuda/recurrent_vjp.hpp"
 #include "recurrence/cuda/step.hpp"
+#include "recurrence/cuda/two_key_chunk.hpp"
+#include "recurrence/cuda/workspace.hpp"
 
 namespace rankone::recurrence {
 namespace {
 
 constexpr int kChunk = 64;  // rows
-constexpr std::size_t kWorkspaceAlignment = 256;
-
-void* allocate(Context& context, std::size_t bytes) {
-  if (bytes == 0) return nullptr;
-  auto address = reinterpret_cast<std::uintptr_t>(
-      context.arena().allocate(bytes + kWorkspaceAlignment - Arena::kAlignment));
-  address = (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  return reinterpret_cast<void*>(address);
-}
 
 }  // namespace
 
@@ -40,8 +33,9 @@ void CudaBackend::two_key_vjp(Context& context, const Sequences& sequences, cons
   const ArenaScope scope(context.arena());
   const cuda::TwoKeyCall call = cuda::two_key_call(context, sequences, inputs, {}, kChunk);
   const cuda::TwoKeyBack back = cuda::two_key_back(cotangents, grads);
+  if (cuda::chunk_path_takes(call)) return cuda::chunk_backward(context, sequences, call, back);
   const std::size_t bytes = cuda::recurrent_vjp_bytes(call, sequences.rows());
-  void* const workspace = allocate(context, bytes);
+  void* const workspace = cuda::workspace(context, bytes);
   if (context.planning()) return;
   cuda::launch_recurrent_vjp(call, back, sequences.rows(), workspace, context.stream());
 }

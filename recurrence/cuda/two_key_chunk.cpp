@@ -1,0 +1,97 @@
+#include "recurrence/cuda/two_key_chunk.hpp"
+
+#include <limits>
+
+#include "recurrence/cuda/chunk_grad.hpp"
+#include "recurrence/cuda/chunk_prep.hpp"
+#include "recurrence/cuda/chunk_split.hpp"
+#include "recurrence/cuda/path.hpp"
+#include "recurrence/cuda/workspace.hpp"
+#if !defined(RANKONE_CUDA_EMULATION)
+#include "core/device.hpp"
+#endif
+
+namespace rankone::recurrence::cuda {
+namespace {
+
+#if defined(RANKONE_CUDA_EMULATION)
+int multiprocessors() { return 132; }
+int shared_bytes() { return 227 * 1024; }
+#else
+int multiprocessors() { return current_gpu_multiprocessors(); }
+int shared_bytes() { return current_gpu_shared_bytes(); }
+#endif
+
+Engine engine() { return chosen_path() == Path::sm90a ? Engine::wgmma : Engine::mma; }
+
+std::size_t bytes_of(std::int64_t count, std::size_t size) {
+  return static_cast<std::size_t>(count) * size;
+}
+
+ChunkCall with_records(Context& context, const TwoKeyCall& call) {
+  ChunkCall chunk;
+  chunk.call = call;
+  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta);
+  chunk.records = static_cast<unsigned char*>(
+      workspace(context, bytes_of(call.rows.chunks * call.value_heads * chunk.layout.bytes, 1)));
+  return chunk;
+}
+
+}  // namespace
+
+bool chunk_path_takes(const TwoKeyCall& call) {
+  constexpr int kMostKeyDim = 128;
+  if (call.format != Dtype::bf16 && call.format != Dtype::f16) return false;
+  if (call.d_k % 8 != 0 || call.d_k > kMostKeyDim || call.d_v % 8 != 0) return false;
+  if (call.rows.count > std::numeric_limits<std::int32_t>::max()) return false;
+  return scan_shared_bytes(call, engine()) <= shared_bytes();
+}
+
+void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call) {
+  const ChunkCall chunk = with_records(context, call);
+  const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
+  Segments segments;
+  segments.count = segment_count(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
+                                 multiprocessors());
+  SegmentMaps maps;
+  float* starts = nullptr;
+  if (segments.count > 1) {
+    const std::int64_t heads = sequences.count() * call.value_heads * segments.count;
+    const std::size_t states = bytes_of(heads * call.d_k * call.d_v, sizeof(float));
+    maps.h = static_cast<float*>(workspace(context, states));
+    maps.m = static_cast<float*>(
+        workspace(context, bytes_of(heads * call.d_k * call.d_k, sizeof(float))));
+    starts = static_cast<float*>(workspace(context, states));
+    segments.starts = starts;
+  }
+  if (context.planning()) return;
+  launch_chunk_prep(chunk, context.stream());
+  if (segments.count > 1) {
+    launch_segment_maps(chunk, segments, maps, engine(), context.stream());
+    launch_segment_starts(chunk, segments.count, maps, starts, context.stream());
+  }
+  launch_scan(chunk, segments, engine(), context.stream());
+}
+
+void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
+                    const TwoKeyBack& back) {
+  ChunkCall chunk = with_records(context, call);
+  const std::int64_t values = sequences.rows() * call.value_heads * call.d_v;
+  const std::int64_t states = chunk.state_tile(call.rows.chunks, 0, 0);
+  constexpr std::size_t kElement = 2;  // bytes
+  chunk.states = workspace(context, bytes_of(states, kElement));
+  chunk.d_states = workspace(context, bytes_of(states, kElement));
+  chunk.u = workspace(context, bytes_of(values, kElement));
+  void* const d_value =
+      back.d_v != nullptr ? back.d_v : workspace(context, bytes_of(values, kElement));
+  chunk.d_value = d_value;
+  chunk.gate_sums =
+      static_cast<float*>(workspace(context, bytes_of(chunk_grad_floats(chunk), sizeof(float))));
+  if (context.planning()) return;
+  launch_chunk_prep(chunk, context.stream());
+  launch_scan_back(chunk, {back.d_o, back.d_final, d_value, back.d_initial}, engine(),
+                   context.stream());
+  launch_chunk_grad(chunk, back, {engine(), multiprocessors(), shared_bytes()}, context.stream());
+}
+
+}  // namespace rankone::recurrence::cuda
