@@ -2,8 +2,9 @@
 
 // A backend of a GPU for tensors in host memory: copies them there, runs, and copies results back.
 // For comparisons (rankone golden) and tests, not for work. It watches what it runs: tensors lie
-// between guards, inputs stay as they are, outputs and scratch are filled with NaN beforehand, and the call may take no more
-// scratch than its planning pass did. Fails with Status::failed where one of these is broken.
+// between guards, inputs stay as they are, outputs and scratch are filled with NaN beforehand, and
+// the call may take no more scratch than its planning pass did. Fails with Status::failed where one
+// of these is broken.
 
 #include <functional>
 #include <memory>
