@@ -30,25 +30,29 @@ __global__ void __launch_bounds__(kThreads)
   store(to, group, factor * static_cast<float>(sum));
 }
 
-// A block takes one group.
-__global__ void __launch_bounds__(kThreads)
-    sum_group(Sink to, const float* partials, std::int64_t parts, std::int64_t stride,
-              std::int64_t width, float factor) {
+// A block takes one group: a thread has one of its columns, in every so-many-th part.
+constexpr int kGroupThreads = 1024;
+
+__global__ void __launch_bounds__(kGroupThreads)
+    sum_group(Sink to, const float* partials, std::int64_t parts, std::int64_t stride, int width,
+              float factor) {
   auto* sums = reinterpret_cast<double*>(rankone::cuda::shared_memory());
   const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t group = blockIdx.x;
+  const int strands = kGroupThreads / width, strand = thread / width;
+  const float* from = partials + static_cast<std::int64_t>(blockIdx.x) * width + thread % width;
   double sum = 0.0;
-  // 256 threads over (part, i) with i fastest: the division is by a few hundred at most.
-  for (std::int64_t at = thread; at < parts * width; at += kThreads) {
-    const std::int64_t part = at / width;
-    sum += static_cast<double>(partials[part * stride + group * width + (at - part * width)]);
+  if (strand < strands) {
+#pragma unroll 8
+    for (std::int64_t part = strand; part < parts; part += strands) {
+      sum += static_cast<double>(from[part * stride]);
+    }
   }
   sums[thread] = sum;
-  for (int half = kThreads / 2; half > 0; half /= 2) {
+  for (int half = kGroupThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (thread < half) sums[thread] += sums[thread + half];
   }
-  if (thread == 0) store(to, group, factor * static_cast<float>(sums[0]));
+  if (thread == 0) store(to, blockIdx.x, factor * static_cast<float>(sums[0]));
 }
 
 }  // namespace
@@ -61,8 +65,8 @@ void launch_sums(const Sink& to, const float* partials, std::int64_t parts, std:
                           kThreads * sizeof(double), stream, to, partials, parts, stride, groups,
                           factor);
   } else {
-    rankone::cuda::launch(sum_group, groups, kThreads, kThreads * sizeof(double), stream, to,
-                          partials, parts, stride, width, factor);
+    rankone::cuda::launch(sum_group, groups, kGroupThreads, kGroupThreads * sizeof(double), stream,
+                          to, partials, parts, stride, static_cast<int>(width), factor);
   }
 }
 
