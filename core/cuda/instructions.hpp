@@ -236,14 +236,20 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t* barrier,
       "r"(bytes)
       : "memory");
 }
-// Waits until the phase of the given parity has ended: 0 for the first, then 1, 0, ...
-__device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+// Waits until the phase of the given parity has ended: 0 for the first, then 1, 0, ... Where not
+// `wanted` it does nothing, without a branch that the compiler would see: products of wgmma may run
+// meanwhile.
+__device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity,
+                                              bool wanted = true) {
   asm volatile(
       "{.reg .pred done;\n"
+      "setp.eq.u32 done, %2, 0;\n"
+      "@done bra.uni over;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
+      "@!done bra again;\n"
+      "over:}\n" ::"r"(shared_address(barrier)),
+      "r"(parity), "r"(wanted ? 1 : 0)
       : "memory");
 }
 

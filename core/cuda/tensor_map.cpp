@@ -30,7 +30,7 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 TensorMap row_map(const void* data, std::int64_t rows, std::int64_t heads, int size) {
   TensorMap map = {};
-  if (data == nullptr) return map;
+  if (data == nullptr || rows == 0) return map;
   const cuuint64_t extents[3] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
                                  static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[2] = {extents[0] * 2, extents[0] * extents[1] * 2};

@@ -25,7 +25,7 @@ inline TensorMap row_map(const void* data, std::int64_t rows, std::int64_t heads
 
 namespace rankone::cuda {
 using TensorMap = CUtensorMap;
-// `data` and `size` elements are multiples of 16 bytes. An empty map for a null `data`.
+// `data` and `size` elements are multiples of 16 bytes. An empty map for a null `data` or no rows.
 TensorMap row_map(const void* data, std::int64_t rows, std::int64_t heads, int size);
 }  // namespace rankone::cuda
 

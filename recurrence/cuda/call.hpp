@@ -4,6 +4,8 @@
 // value. Tensors are contiguous, rows first. `Format` of a kernel is the dtype of q, e, w, v, o and
 // their gradients: float, bf16 or f16. Gates (g, b) are of that dtype or float: see Gate.
 
+#include <limits>
+
 #include "core/cuda/rows.hpp"
 
 namespace rankone::recurrence::cuda {
@@ -38,6 +40,13 @@ struct TwoKeyCall {
   // Outputs; null where not wanted.
   void* o = nullptr;             // [R, HV, V]
   float* final_state = nullptr;  // may be initial_state
+
+  // Sequences of fewer or more rows are left to another kernel: which one reads a sequence depends
+  // on its length alone, so that its results do not depend on its neighbours.
+  std::int64_t fewest = 0, most = std::numeric_limits<std::int64_t>::max();
+  __host__ __device__ bool takes(std::int64_t length) const {
+    return length >= fewest && length <= most;
+  }
 
   __host__ __device__ std::int64_t key_head(std::int64_t value_head) const {
     return value_head / (value_heads / heads);

@@ -8,20 +8,21 @@
 // With G_i the sum of the log decays of rows 0 .. i of the chunk (per channel or scalar), b the
 // gain, and i, j rows of the chunk:
 //
-//     a_ij = sum_d e_id w_jd exp(G_id - G_jd)   j < i          T = (I + diag(b) a)^-1
+//     a_ij = sum_d e_id w_jd exp(G_id - G_jd)   j < i          Y = (I + a diag(b))^-1
 //     P_ij = scale sum_d q_id w_jd exp(G_id - G_jd)   j <= i
 //     E~ = E exp(G), Q~ = Q exp(G), W^ = W exp(G_last - G)
-//     R = diag(b) (V - E~ S_0);  U = T R;  O = scale Q~ S_0 + P U;  S_C = diag(exp(G_last)) S_0 +
-//     W^^T U
+//     R = V - E~ S_0;  Z = Y R;  U = diag(b) Z
+//     O = scale Q~ S_0 + P U;  S_C = diag(exp(G_last)) S_0 + W^^T U
 //
-// Additive calls have U = diag(b) V: no T, no E.
+// (Y is T = (I + diag(b) a)^-1 with the gains on the other side, T diag(b) = diag(b) Y, so that Z is
+// there also where a gain is zero.) Additive calls have Z = V: no Y, no E.
 
 #include "recurrence/cuda/call.hpp"
 
 namespace rankone::recurrence::cuda {
 
 inline constexpr int kChunkRows = 64;
-inline constexpr int kSquareBytes = 64 * 64 * 2;  // T or P
+inline constexpr int kSquareBytes = 64 * 64 * 2;  // Y or P
 inline constexpr int kValueTile = 64;             // value columns of one block of the scans
 
 // Columns of a key tile: d_k rounded up to what the kernels are compiled for.
@@ -34,23 +35,25 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 
 // One record per (chunk, value head), number chunk * HV + head, one behind the other:
 //
-//   T        [64, 64] tile (delta calls; absent otherwise)
+//   Y        [64, 64] tile (delta calls; absent otherwise)
+//   Y low    [64, 64] tile, precise records only: what rounding Y to the format has left
 //   P        [64, 64] tile
 //   in       [64] float: exp(G_i); 1 without decay and for channel decay. Rows beyond the count
 //            repeat the last one.
 //   out      [64] float: exp(G_last - G_i); likewise
-//   gain     [64] float: b_i; 0 beyond the count. A gain of exactly zero is 2^-30, here and in T:
-//            the way back divides by it (dB = dV . U / gain^2)
+//   gain     [64] float: b_i; 0 beyond the count
 //   keep     [key_columns] float: exp(G_last) of every channel (scalar: all the same); 0 beyond d_k
 //            in, out, keep and the factors of the scaled tiles are at most 1e37, so that g > 0
 //            (which is legal) leaves a zero state zero
 //   channel decay only: Q~, E~ (delta calls), W^: [64, key_columns] tiles, without `scale`
 struct RecordLayout {
-  std::int64_t square_t, square_p, in, out, gain, keep, query, erase, write, bytes;
+  std::int64_t square_y, square_low, square_p, in, out, gain, keep, query, erase, write, bytes;
+  bool precise = false;
 
   RecordLayout() = default;
-  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta)
-      : square_t(0),
+  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta, bool with_low = false)
+      : square_y(0),
+        square_low(0),
         square_p(0),
         in(0),
         out(0),
@@ -62,7 +65,9 @@ struct RecordLayout {
         bytes(0) {
     const int columns = key_columns(d_k);
     const std::int64_t key_tile = std::int64_t{64} * columns * 2;
-    square_p = square_t + (delta ? kSquareBytes : 0);
+    precise = delta && with_low;
+    square_low = square_y + (delta ? kSquareBytes : 0);
+    square_p = square_low + (precise ? kSquareBytes : 0);
     in = square_p + kSquareBytes;
     out = in + 64 * 4;
     gain = out + 64 * 4;
@@ -86,7 +91,7 @@ struct ChunkCall {
   // tiles] tiles of [64 value columns as rows, key_columns].
   void* states = nullptr;
   void* d_states = nullptr;
-  void* u = nullptr;  // [R, HV, V], the call's format
+  const void* z = nullptr;        // [R, HV, V], the call's format; of an additive call v itself
   const void* d_value = nullptr;  // the gradient of v, likewise: that of the call or scratch
   float* gate_sums = nullptr;     // [C, HV, 64], where chunk_grad_floats() says so
 

@@ -15,9 +15,6 @@ inline constexpr float kMostExponent = 122.9F;
 // A log decay below this is one that nothing survives; sums of 64 such keep their last bits.
 inline constexpr double kLeastGate = -65536.0;
 
-// What stands for a gain of exactly zero: the backward pass divides by the gain.
-inline constexpr float kLeastGain = 0x1p-30F;
-
 // Comparisons rather than fminf: a NaN remains one.
 __device__ __forceinline__ float decay_factor(float exponent) {
   return exp2_fast(exponent > kMostExponent ? kMostExponent : exponent);
@@ -31,8 +28,7 @@ __device__ __forceinline__ float gate_value(const Gate& gate, std::int64_t index
 
 template <class Format>
 __device__ __forceinline__ float gain_value(const Gate& gain, std::int64_t index) {
-  const float value = gain.data == nullptr ? 1.0F : gate_value<Format>(gain, index);
-  return value == 0.0F ? kLeastGain : value;
+  return gain.data == nullptr ? 1.0F : gate_value<Format>(gain, index);
 }
 
 // The sums G of a chunk's scalar log decays in base 2, each as the sum of two floats, one behind

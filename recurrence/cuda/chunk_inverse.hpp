@@ -81,26 +81,38 @@ __device__ __forceinline__ void multiply_block(float (&out)[2][4], const SplitLe
   }
 }
 
-// Block (i, c) of the inverse, held transposed, into a tile of Format.
+// Where the inverse goes: a tile of Format and, where `low` is not null, one for what rounding to
+// Format leaves.
+struct InverseTiles {
+  unsigned char *high, *low;
+};
+
+// Block (i, c) of the inverse, held transposed.
 template <class Format>
-__device__ __forceinline__ void put_block(unsigned char* tile, const float (&value)[2][4], int i,
-                                          int c) {
+__device__ __forceinline__ void put_block(const InverseTiles& tiles, const float (&value)[2][4],
+                                          int i, int c) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int at = 0; at < 4; ++at) {
       const int row = 16 * i + 8 * half + 2 * t + at % 2;
-      *reinterpret_cast<Format*>(tile + (2 * c + at / 2) * 1024 + row * 16 + g * 2) =
-          narrow<Format>(value[half][at]);
+      const int place = (2 * c + at / 2) * 1024 + row * 16 + g * 2;
+      const Format high = narrow<Format>(value[half][at]);
+      *reinterpret_cast<Format*>(tiles.high + place) = high;
+      if (tiles.low != nullptr) {
+        *reinterpret_cast<Format*>(tiles.low + place) =
+            narrow<Format>(value[half][at] - widen(high));
+      }
     }
   }
 }
 
-// Column `c` of blocks of the inverse, by one warp, into a [64, 64] tile. `triangle` holds the
+// Column `c` of blocks of the inverse, by one warp, into [64, 64] tiles. `triangle` holds the
 // inverses of the diagonal blocks and, below them, the triangle itself.
 template <class Format>
-__device__ __forceinline__ void invert_column(unsigned char* tile, const float* triangle, int c) {
+__device__ __forceinline__ void invert_column(const InverseTiles& tiles, const float* triangle,
+                                              int c) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   const auto block = [&](int i, int k) { return triangle + 16 * (i * kTriangleRow + k); };
   SplitLeft done[3];
@@ -112,7 +124,7 @@ __device__ __forceinline__ void invert_column(unsigned char* tile, const float* 
       value[half][at] = block(c, c)[(8 * half + 2 * t + at % 2) * kTriangleRow + g + at / 2 * 8];
     }
   }
-  put_block<Format>(tile, value, c, c);
+  put_block<Format>(tiles, value, c, c);
   split(done[0], value);
 #pragma unroll
   for (int step = 1; step < 4; ++step) {
@@ -128,7 +140,7 @@ __device__ __forceinline__ void invert_column(unsigned char* tile, const float* 
     multiply_block(value, left, block(i, i));
 #pragma unroll
     for (int j = 0; j < 8; ++j) value[j / 4][j % 4] = -value[j / 4][j % 4];
-    put_block<Format>(tile, value, i, c);
+    put_block<Format>(tiles, value, i, c);
     if (step < 3) split(done[step], value);
   }
   // Above the diagonal.
@@ -136,27 +148,35 @@ __device__ __forceinline__ void invert_column(unsigned char* tile, const float* 
   for (int at = 0; at < 3; ++at) {
     const int piece = at * 32 + lane, column = piece / 48, row = piece % 48;
     if (row < 16 * c) {
-      *reinterpret_cast<uint4*>(tile + (2 * c + column) * 1024 + row * 16) = make_uint4(0, 0, 0, 0);
+      const int place = (2 * c + column) * 1024 + row * 16;
+      *reinterpret_cast<uint4*>(tiles.high + place) = make_uint4(0, 0, 0, 0);
+      if (tiles.low != nullptr) {
+        *reinterpret_cast<uint4*>(tiles.low + place) = make_uint4(0, 0, 0, 0);
+      }
     }
   }
 }
 
 // All of it: from rows of the strict triangle that each warp put into its own 16 rows (the upper
-// part of the diagonal blocks is not looked at) to the tile in global memory. `tile` is
-// kSquareBytes of shared memory beside the triangle. By 128 threads.
+// part of the diagonal blocks is not looked at) to the tile, or with `precise` both tiles, in
+// global memory. `tile` is shared memory for them beside the triangle. By 128 threads.
 template <class Format>
 __device__ __forceinline__ void invert_triangle(float* triangle, unsigned char* tile,
-                                                unsigned char* out) {
+                                                unsigned char* out, bool precise) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   __syncwarp();
   invert_diagonal_block(triangle + 16 * warp * (kTriangleRow + 1));
   __syncthreads();
-  invert_column<Format>(tile, triangle, warp);
+  invert_column<Format>({tile, precise ? tile + kSquareBytes : nullptr}, triangle, warp);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int at = (i * 128 + thread) * 16;
     *reinterpret_cast<uint4*>(out + at) = *reinterpret_cast<const uint4*>(tile + at);
+    if (precise) {
+      *reinterpret_cast<uint4*>(out + kSquareBytes + at) =
+          *reinterpret_cast<const uint4*>(tile + kSquareBytes + at);
+    }
   }
 }
 

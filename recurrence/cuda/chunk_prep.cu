@@ -5,7 +5,7 @@
 
 // Without decay and for scalar decay. One block of four warps per (chunk, value head): warp w makes
 // rows 16 w .. of a and P from the keys as they are, exact products of 16-bit numbers summed in
-// float32, and scales them by exp(G_i - G_j); then T.
+// float32, and scales them by exp(G_i - G_j); then Y.
 
 namespace rankone::recurrence::cuda {
 namespace {
@@ -18,13 +18,13 @@ struct Shared {
 
   __device__ float2 sum(int row) const { return make_float2(sums[2 * row], sums[2 * row + 1]); }
 };
-constexpr int kTiles = sizeof(Shared);  // where the key tiles begin; later the triangle and T
+constexpr int kTiles = sizeof(Shared);  // where the key tiles begin; later the triangle and Y
 static_assert(kTiles % 128 == 0);
 
 template <int Columns>
-std::size_t shared_bytes(bool delta, bool same_key) {
+std::size_t shared_bytes(bool delta, bool same_key, bool precise) {
   const std::size_t keys = KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
-  const std::size_t solve = delta ? kTriangleBytes + kSquareBytes : 0;
+  const std::size_t solve = delta ? kTriangleBytes + (precise ? 2 : 1) * kSquareBytes : 0;
   return kTiles + (keys > solve ? keys : solve);
 }
 
@@ -129,25 +129,25 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
   if constexpr (!Delta) return;
 
   auto* const triangle = reinterpret_cast<float*>(tiles);
-  unsigned char* const square_t = tiles + kTriangleBytes;
-  const float upper_gain = shared.gain[upper], lower_gain = shared.gain[lower];
   __syncthreads();  // the keys are used up
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     if (8 * n >= m + 16) break;
+    const float2 gain = *reinterpret_cast<const float2*>(shared.gain + 8 * n + 2 * t);
     float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * t;
-    *reinterpret_cast<float2*>(to) = make_float2(upper_gain * a[n][0], upper_gain * a[n][1]);
+    *reinterpret_cast<float2*>(to) = make_float2(gain.x * a[n][0], gain.y * a[n][1]);
     *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
-        make_float2(lower_gain * a[n][2], lower_gain * a[n][3]);
+        make_float2(gain.x * a[n][2], gain.y * a[n][3]);
   }
-  invert_triangle<Format>(triangle, square_t, record + c.layout.square_t);
+  invert_triangle<Format>(triangle, tiles + kTriangleBytes, record + c.layout.square_y,
+                          c.layout.precise);
 }
 
 template <class Format, int Columns>
 void launch_columns(const ChunkCall& c, void* stream) {
   const auto start = [&](auto kernel) {
     launch(kernel, c.call.rows.chunks * c.call.value_heads, kThreads,
-           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c);
+           shared_bytes<Columns>(c.call.delta, c.call.same_key, c.layout.precise), stream, c);
   };
   c.call.delta ? start(prepare_scalar<Format, Columns, true>)
                : start(prepare_scalar<Format, Columns, false>);

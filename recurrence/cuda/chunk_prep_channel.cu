@@ -516,13 +516,13 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     __syncthreads();  // gates and keys are used up
     auto* const triangle = &shared.gates[0][0];
     static_assert(sizeof shared.gates >= kTriangleBytes);
-    static_assert(KeyTile<Columns>::kBytes >= kSquareBytes);
-    const float upper_gain = shared.gain[upper], lower_gain = shared.gain[lower];
+    static_assert(2 * KeyTile<Columns>::kBytes >= 2 * kSquareBytes);
     const auto put_a = [&](int n, const float(&value)[4]) {
+      const float2 gain = *reinterpret_cast<const float2*>(shared.gain + 8 * n + 2 * at.t);
       float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * at.t;
-      *reinterpret_cast<float2*>(to) = make_float2(upper_gain * value[0], upper_gain * value[1]);
+      *reinterpret_cast<float2*>(to) = make_float2(gain.x * value[0], gain.y * value[1]);
       *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
-          make_float2(lower_gain * value[2], lower_gain * value[3]);
+          make_float2(gain.x * value[2], gain.y * value[3]);
     };
 #pragma unroll
     for (int n = 0; n < 6; ++n) {
@@ -530,7 +530,7 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     }
     put_a(2 * warp, block.a[0]);
     put_a(2 * warp + 1, block.a[1]);
-    invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_t);
+    invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_y, c.layout.precise);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "recurrence/cuda/chunk_scan.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "recurrence/cuda/chunk_scan_kernels.hpp"
@@ -16,26 +17,35 @@ void start(const ScanForward& scan, bool output, Engine engine, void* stream) {
   (brain ? start_scan_wgmma_bf16 : start_scan_wgmma_f16)(scan, output, stream);
 }
 
+template <class Engine>
+int shared_bytes(const TwoKeyCall& call) {
+  int bytes = 0;
+  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
+    const bool one_key = !scaled && delta && call.same_key;
+    const int forward = ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8;
+    const int back = ScanStage<dk, scaled>(delta, call.same_key, true, delta).bytes + 8;
+    bytes = std::max(kScanStages<Engine> * forward,
+                     (one_key ? kBackStages<Engine, true> : kBackStages<Engine, false>)*back);
+  });
+  return bytes;
+}
+
 }  // namespace
 
 int scan_shared_bytes(const TwoKeyCall& call, Engine engine) {
-  int bytes = 0;
-  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    bytes = ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8;
-  });
-  return bytes *
-         (engine == Engine::wgmma ? kScanStages<WgmmaEngine<bf16>> : kScanStages<MmaEngine<bf16>>);
+  return engine == Engine::wgmma ? shared_bytes<WgmmaEngine<bf16>>(call)
+                                 : shared_bytes<MmaEngine<bf16>>(call);
 }
 
 void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream) {
-  start({chunk, segments, {}, {}}, chunk.call.o != nullptr, engine, stream);
+  start({chunk, segments, {}, nullptr, {}}, chunk.call.o != nullptr, engine, stream);
 }
 
 void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const SegmentMaps& maps,
                          Engine engine, void* stream) {
   ChunkCall states_only = chunk;
-  states_only.states = states_only.u = nullptr;
-  start({states_only, {segments.count, nullptr}, maps, {}}, false, engine, stream);
+  states_only.states = nullptr;
+  start({states_only, {segments.count, nullptr}, maps, nullptr, {}}, false, engine, stream);
 }
 
 void launch_scan_back(const ChunkCall& chunk, const ScanBack& back, Engine engine, void* stream) {
@@ -48,7 +58,7 @@ void launch_scan_back(const ChunkCall& chunk, const ScanBack& back, Engine engin
   } else {
     backward.power = 0.0F;
   }
-  const ScanForward forward{chunk, {}, {}, {}};
+  const ScanForward forward{chunk, {}, {}, back.z, {}};
   const bool brain = chunk.call.format == Dtype::bf16;
   if (engine == Engine::mma) {
     return (brain ? start_scan_back_mma_bf16 : start_scan_back_mma_f16)(backward, forward, stream);

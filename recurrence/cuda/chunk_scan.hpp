@@ -30,18 +30,18 @@ enum class Engine { mma, wgmma };
 // Shared memory of a block of the largest scan of a call.
 int scan_shared_bytes(const TwoKeyCall& call, Engine engine);
 
-// o and the final state; with `states` and `u` of the chunk call set also those. d_k at most 128
-// for the wgmma engine.
+// o and the final state. d_k at most 128.
 void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream);
 // The maps of the segments; no o, no final state.
 void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const SegmentMaps& maps,
                          Engine engine, void* stream);
 
-// `states` and `u` by a forward scan, `d_states`, dV and the cotangent of the initial state by a
-// backward one, both in one launch.
+// `states` and Z by a forward scan, `d_states`, dV and the cotangent of the initial state by a
+// backward one, both in one launch. Needs precise records.
 struct ScanBack {
   const void* d_o = nullptr;       // [R, HV, V]
   const float* d_final = nullptr;  // [N, HV, K, V]; null: zero
+  void* z = nullptr;               // [R, HV, V], of delta calls
   void* d_v = nullptr;             // [R, HV, V]
   float* d_initial = nullptr;      // [N, HV, K, V]; may be null
 };

@@ -3,11 +3,12 @@
 // The backward scan. Per chunk from the last to the first, with D the transposed cotangent
 // [64 value columns, K] of the state at the chunk's end (rows of these matrices are value columns):
 //
-//     dU = out (D W^^T) + dO P;   dR = dU T;   dV = gain dR      (additive: dV = gain dU)
+//     dU = out (D W^^T) + dO P;   dV = dR = (gain dU) Y      (additive: dV = gain dU)
 //     D = keep D + (scale in dO) Q~ - (in dV) E~
 //
-// D, dU and dR are kept divided by the mantissa of `scale`, which leaves a power of two with dO: so
-// a product of inputs stays exact where there is no decay.
+// The product with Y is as precise as in the forward scan (Precise). D and dU are kept divided by
+// the mantissa of `scale`, which leaves a power of two with dO: so a product of inputs stays exact
+// where there is no decay.
 
 #include "recurrence/cuda/chunk_scan_feed.hpp"
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
-  const Stage at(Delta, call.same_key, true);
+  const Stage at(Delta, call.same_key, true, Delta);
   unsigned char* const shared = shared_memory();
   const ScanTask task(chunk, block, 1, false);
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -45,8 +46,8 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
           task.count(index), call.d_v - column);
     };
     if constexpr (Engine::kBulk) {
-      const BulkLoader<DK, Scaled, Delta, true> loader(chunk, scan.tensors, at, task.sequence,
-                                                       task.first_chunk, task.head, true, column);
+      const BulkLoader<DK, Scaled, Delta, true, Delta> loader(
+          chunk, scan.tensors, at, task.sequence, task.first_chunk, task.head, true, column);
       feed_bulk<Stages>(
           task.end - 1, task.end - task.begin, -1, kThreads,
           [&](int stage, std::int64_t index) {
@@ -54,8 +55,8 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
           },
           store);
     } else {
-      const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
-                                                        task.head, scan.back.d_o, column);
+      const ChunkLoader<DK, Scaled, Delta, true, Delta> loader(
+          chunk, at, task.sequence, task.first_chunk, task.head, scan.back.d_o, column);
       feed<Stages>(
           task.end - 1, task.end - task.begin, -1, kThreads,
           [&](int stage, std::int64_t index) {
@@ -80,10 +81,14 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   const float inverse = 1.0F / scan.mantissa;  // P has the whole scale
   int turn = 0;
   std::uint32_t parity = 0;
+  // The next chunk's tiles are waited for while the last products of this one run.
+  const auto wait_for = [&](int stage, std::uint32_t phase, bool wanted) {
+    if constexpr (Engine::kBulk) mbarrier_wait(arrived + stage, phase, wanted);
+  };
+  wait_for(0, 0, task.end > task.begin);
   for (std::int64_t index = task.end - 1; index >= 0; --index) {
     unsigned char* const stage = shared + turn * at.bytes;
     if constexpr (Engine::kBulk) {
-      mbarrier_wait(arrived + turn, parity);
       if (task.count(index) < kChunkRows) clear_beyond(stage, at, task.count(index), true);
     } else {
       barrier_sync(kFullBarrier + turn, kThreads);
@@ -91,12 +96,12 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 
     std::uint32_t left[kSteps][4];
     round_to<Format>(left, state);
-    std::uint32_t right[4][4];  // dO, then dU, then dV, rounded
+    std::uint32_t right[4][4];  // dO, then gain dU, rounded
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
     }
-    float carried[32];  // D W^^T, then dU, then dR
+    float carried[32];  // D W^^T, then gain dU, then dV
     float local[32];    // dO P
     Engine::begin();
 #pragma unroll
@@ -162,35 +167,47 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 out = pair_of(stage + at.out, n);
+      const float2 gain = pair_of(stage + at.gain, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        carried[4 * n + 2 * j] = out.x * carried[4 * n + 2 * j] + inverse * local[4 * n + 2 * j];
-        carried[4 * n + 2 * j + 1] =
-            out.y * carried[4 * n + 2 * j + 1] + inverse * local[4 * n + 2 * j + 1];
+        float* d = carried + 4 * n + 2 * j;
+        d[0] = gain.x * (out.x * d[0] + inverse * local[4 * n + 2 * j]);
+        d[1] = gain.y * (out.y * d[1] + inverse * local[4 * n + 2 * j + 1]);
       }
     }
     if constexpr (Delta) {
       round_to<Format>(right, carried);
+      std::uint32_t rest[4][4];
+      rest_of<Format>(rest, carried, right);
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply<typename Stage::Square, true>(carried, right[k],
-                                                                stage + at.square_t, k, k == 0);
+                                                                stage + at.square_low, k, k == 0);
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, true>(carried, rest[k],
+                                                                stage + at.square_y, k, false);
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, true>(carried, right[k],
+                                                                stage + at.square_y, k, false);
       }
       Engine::commit();
     }
     Engine::template wait<0>();
     Engine::hold(carried);
     Engine::hold(state);
-    std::uint32_t erase[4][4];  // - in dV
+    std::uint32_t result[4][4], erase[4][4];  // dV; - in dV
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 gain = pair_of(stage + at.gain, n);
       const float2 in = pair_of(stage + at.in, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float x = gain.x * carried[4 * n + 2 * j], y = gain.y * carried[4 * n + 2 * j + 1];
-        right[n / 2][2 * (n % 2) + j] = pack<Format>(scan.mantissa * x, scan.mantissa * y);
+        const float x = carried[4 * n + 2 * j], y = carried[4 * n + 2 * j + 1];
+        result[n / 2][2 * (n % 2) + j] = pack<Format>(scan.mantissa * x, scan.mantissa * y);
         if constexpr (Delta) erase[n / 2][2 * (n % 2) + j] = pack<Format>(-in.x * x, -in.y * y);
       }
     }
@@ -203,7 +220,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       }
       Engine::commit();
     }
-    put_rows<typename Stage::Value>(right, stage + at.value);
+    put_rows<typename Stage::Value>(result, stage + at.value);
+    wait_for(turn + 1 == Stages ? 0 : turn + 1, parity ^ (turn + 1 == Stages ? 1U : 0U),
+             index > task.begin);
     Engine::template wait<0>();
     Engine::hold(state);
     barrier_arrive(kDoneBarrier + turn, kThreads);

@@ -13,7 +13,7 @@ __device__ __forceinline__ int feeder_thread() {
 // Brings the tiles of a chunk to shared memory with ordinary asynchronous copies, for one head and
 // block of value columns. Every thread has its own place in the rows, so that a copy costs little
 // more than its instruction.
-template <int DK, bool Scaled, bool Delta, bool Seen>
+template <int DK, bool Scaled, bool Delta, bool Seen, bool Precise>
 class ChunkLoader {
   using Stage = ScanStage<DK, Scaled>;
   static constexpr int kPieces = DK / 8, kKeyRows = kScanWorkers / kPieces;  // of one pass
@@ -57,6 +57,8 @@ class ChunkLoader {
                        (head * call.d_v + column) * 2 + thread % kValuePieces * 16;
   }
 
+  static constexpr int kSquares = kSquareBytes * (Precise ? 2 : 1);  // of Y
+
   // Chunk `index` of the sequence, `count` rows.
   __device__ void load(unsigned char* stage, std::int64_t index, int count) const {
     const unsigned char* record = record_ + index * record_step_;
@@ -82,7 +84,7 @@ class ChunkLoader {
                                           value_ + index * 64 * value_row_, value_row_,
                                           value_inside_ ? count - value_first_ : 0);
     }
-    if constexpr (Delta) blocks<kSquareBytes>(own + at_.square_t, record);
+    if constexpr (Delta) blocks<kSquares>(own + at_.square_y, record);
     if constexpr (Seen) blocks<kSquareBytes>(own + at_.square_p, record + square_p_);
     // in, out, gain and keep stand one behind the other on both sides.
     if (feeder_thread() * 16 < 3 * 256 + DK * 4) copy_16(own + at_.in, record + numbers_);
@@ -121,7 +123,7 @@ struct ScanTensors {
 };
 
 // The same with the copy engine, by one thread.
-template <int DK, bool Scaled, bool Delta, bool Seen>
+template <int DK, bool Scaled, bool Delta, bool Seen, bool Precise>
 class BulkLoader {
   using Stage = ScanStage<DK, Scaled>;
 
@@ -144,11 +146,12 @@ class BulkLoader {
   // Chunk `index` of the sequence; its bytes are counted at `barrier`, with one arrival.
   __device__ void load(unsigned char* stage, std::int64_t index, std::uint64_t* barrier) const {
     constexpr int kNumbers = 3 * 256 + DK * 4;
+    constexpr int kSquares = kSquareBytes * (Precise ? 2 : 1);  // of Y
     const unsigned char* record = record_ + index * record_step_;
     const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate_) ? 1 : 0);
     mbarrier_arrive_expect(
         barrier, static_cast<std::uint32_t>(
-                     kNumbers + (Delta ? kSquareBytes : 0) + (Seen ? kSquareBytes : 0) +
+                     kNumbers + (Delta ? kSquares : 0) + (Seen ? kSquareBytes : 0) +
                      (with_value_ ? Stage::Value::kBytes : 0) + keys * Stage::Key::kBytes));
     const int row = row_ + static_cast<int>(index) * kChunkRows;
     if constexpr (!Scaled) {
@@ -160,9 +163,9 @@ class BulkLoader {
     }
     if (with_value_) copy_rows(stage + at_.value, &tensors_.value, column_, head_, row, barrier);
     if constexpr (Seen) {
-      copy_bulk(stage + at_.square_t, record, static_cast<std::uint32_t>(layout_.bytes), barrier);
+      copy_bulk(stage + at_.square_y, record, static_cast<std::uint32_t>(layout_.bytes), barrier);
     } else {
-      if constexpr (Delta) copy_bulk(stage + at_.square_t, record, kSquareBytes, barrier);
+      if constexpr (Delta) copy_bulk(stage + at_.square_y, record, kSquares, barrier);
       copy_bulk(stage + at_.in, record + layout_.in, kNumbers, barrier);
       if constexpr (Scaled) {
         const std::int64_t from = Delta ? layout_.erase : layout_.write;

@@ -2,7 +2,7 @@
 
 // The forward scan. Per chunk, with S the transposed state [64 value columns, K]:
 //
-//     R = (V - in (S E~^T)) gain;   U = R T^T;   O = scale in (S Q~^T) + U P^T
+//     R = V - in (S E~^T);   Z = R Y^T;   U = gain Z;   O = scale in (S Q~^T) + U P^T
 //     S = keep S + (out U) W^
 //
 // (rows of these matrices are value columns). Products with S are issued before what needs them:
@@ -15,19 +15,24 @@ namespace rankone::recurrence::cuda {
 struct ScanForward {
   ChunkCall chunk;
   Segments segments;
-  SegmentMaps maps;  // h set: write maps, not outputs
+  SegmentMaps maps;   // h set: write maps, not outputs
+  void* z = nullptr;  // Z, [R, HV, V], of delta calls without output; may be null
   ScanTensors tensors;
 };
 
-template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
+// Precise: R and Y each as the sum of two numbers of the format, which makes Z as exact as a solve
+// in float32 would; without output only.
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, bool Precise, int Stages,
+          class Engine>
 __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
   using Stage = ScanStage<DK, Scaled>;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
-  const Stage at(Delta, call.same_key, Output);
+  const Stage at(Delta, call.same_key, Output, Precise);
   unsigned char* const shared = shared_memory();
   const ScanTask task(chunk, block, scan.segments.count, scan.maps.h != nullptr);
+  if (!call.takes(task.rows)) return;
   const int warp = static_cast<int>(threadIdx.x / 32);
   // Tiles behind those of v carry M: value columns that start as the unit matrix, with v = 0.
   const int value_count = value_tiles(call.d_v);
@@ -35,9 +40,10 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   const int column = (map ? task.tile - value_count : task.tile) * kValueTile;
   const int columns = map ? call.d_k : call.d_v;
 
-  unsigned char* const result = static_cast<unsigned char*>(Output ? call.o
-                                                            : map  ? nullptr
-                                                                   : chunk.u);
+  // Rows that the block writes: O, or Z.
+  unsigned char* const result = static_cast<unsigned char*>(Output          ? call.o
+                                                            : map || !Delta ? nullptr
+                                                                            : scan.z);
   constexpr int kThreads = kScanThreads<Engine>;
   auto* const arrived = reinterpret_cast<std::uint64_t*>(shared + Stages * at.bytes);
   if (map) {  // values of zero in every stage
@@ -59,8 +65,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
           stride, task.count(index), call.d_v - column);
     };
     if constexpr (Engine::kBulk) {
-      const BulkLoader<DK, Scaled, Delta, Output> loader(chunk, scan.tensors, at, task.sequence,
-                                                         task.first_chunk, task.head, !map, column);
+      const BulkLoader<DK, Scaled, Delta, Output, Precise> loader(
+          chunk, scan.tensors, at, task.sequence, task.first_chunk, task.head, !map, column);
       feed_bulk<Stages>(
           task.begin, task.end - task.begin, 1, kThreads,
           [&](int stage, std::int64_t index) {
@@ -68,7 +74,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
           },
           store);
     } else {
-      const ChunkLoader<DK, Scaled, Delta, Output> loader(
+      const ChunkLoader<DK, Scaled, Delta, Output, Precise> loader(
           chunk, at, task.sequence, task.first_chunk, task.head, map ? nullptr : call.v, column);
       feed<Stages>(
           task.begin, task.end - task.begin, 1, kThreads,
@@ -103,10 +109,14 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   }
   int turn = 0;
   std::uint32_t parity = 0;
+  // The next chunk's tiles are waited for while the last products of this one run.
+  const auto wait_for = [&](int stage, std::uint32_t phase, bool wanted) {
+    if constexpr (Engine::kBulk) mbarrier_wait(arrived + stage, phase, wanted);
+  };
+  wait_for(0, 0, task.end > task.begin);
   for (std::int64_t index = task.begin; index < task.end; ++index) {
     unsigned char* const stage = shared + turn * at.bytes;
     if constexpr (Engine::kBulk) {
-      mbarrier_wait(arrived + turn, parity);
       if (task.count(index) < kChunkRows) clear_beyond(stage, at, task.count(index), Output);
     } else {
       barrier_sync(kFullBarrier + turn, kThreads);
@@ -114,7 +124,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
 
     std::uint32_t left[kSteps][4];  // the state, rounded
     round_to<Format>(left, state);
-    float error[32];  // S E~^T, then R, then U
+    float error[32];  // S E~^T, then R, then Z, then U
     float seen[32];   // the output
     Engine::begin();
     if constexpr (Delta) {
@@ -138,17 +148,14 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
           left, static_cast<unsigned char*>(chunk.states) +
                     2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
     }
-    std::uint32_t right[4][4];  // V, then R, then U, rounded
+    std::uint32_t right[4][4];  // V, then R, then Z or U, rounded
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
     }
-    float2 gain[8], in[8];
+    float2 in[8];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      gain[n] = pair_of(stage + at.gain, n);
-      in[n] = pair_of(stage + at.in, n);
-    }
+    for (int n = 0; n < 8; ++n) in[n] = pair_of(stage + at.in, n);
     if constexpr (Delta) {
       Engine::template wait<Output ? 1 : 0>();
       Engine::hold(error);
@@ -159,22 +166,31 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       for (int j = 0; j < 2; ++j) {
         const float2 v = unpack<Format>(right[n / 2][2 * (n % 2) + j]);
         float* at_error = error + 4 * n + 2 * j;
-        if constexpr (Delta) {
-          at_error[0] = gain[n].x * (v.x - in[n].x * at_error[0]);
-          at_error[1] = gain[n].y * (v.y - in[n].y * at_error[1]);
-        } else {
-          at_error[0] = gain[n].x * v.x;
-          at_error[1] = gain[n].y * v.y;
-        }
+        at_error[0] = Delta ? v.x - in[n].x * at_error[0] : v.x;
+        at_error[1] = Delta ? v.y - in[n].y * at_error[1] : v.y;
       }
     }
     if constexpr (Delta) {
       round_to<Format>(right, error);
+      [[maybe_unused]] std::uint32_t rest[4][4];
+      if constexpr (Precise) rest_of<Format>(rest, error, right);
       Engine::begin();
+      if constexpr (Precise) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          Engine::template multiply<typename Stage::Square, false>(
+              error, right[k], stage + at.square_low, k, k == 0);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          Engine::template multiply<typename Stage::Square, false>(error, rest[k],
+                                                                   stage + at.square_y, k, false);
+        }
+      }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Square, false>(error, right[k],
-                                                                 stage + at.square_t, k, k == 0);
+        Engine::template multiply<typename Stage::Square, false>(
+            error, right[k], stage + at.square_y, k, !Precise && k == 0);
       }
       Engine::commit();
     }
@@ -200,10 +216,22 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       Engine::template wait<0>();
       if constexpr (Output) Engine::hold(seen);
     }
+    if constexpr (!Output && Delta) {
+      if (result != nullptr) {
+        round_to<Format>(right, error);
+        put_rows<typename Stage::Value>(right, stage + at.value);
+      }
+    }
     std::uint32_t update[4][4];  // out U
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 out = pair_of(stage + at.out, n);
+      const float2 gain = pair_of(stage + at.gain, n);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        error[4 * n + 2 * j] *= gain.x;
+        error[4 * n + 2 * j + 1] *= gain.y;
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         update[n / 2][2 * (n % 2) + j] =
@@ -217,8 +245,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
                                                            false);
     }
     Engine::commit();
-    round_to<Format>(right, error);  // U
     if constexpr (Output) {
+      round_to<Format>(right, error);  // U
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         seen[4 * n] *= call.scale * in[n].x;
@@ -233,9 +261,9 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
                                                                  stage + at.square_p, k, false);
       }
       Engine::commit();
-    } else {
-      if (result != nullptr) put_rows<typename Stage::Value>(right, stage + at.value);
     }
+    wait_for(turn + 1 == Stages ? 0 : turn + 1, parity ^ (turn + 1 == Stages ? 1U : 0U),
+             index + 1 < task.end);
     Engine::template wait<0>();
     Engine::hold(state);
     if constexpr (Output) {

@@ -13,23 +13,28 @@ namespace rankone::recurrence::cuda {
 template <class Engine>
 inline constexpr int kScanStages = Engine::kBulk ? 3 : 2;
 
+// With both parts of Y: three stages where one key tile serves as both.
+template <class Engine, bool SameKey>
+inline constexpr int kBackStages = Engine::kBulk&& SameKey ? 3 : 2;
+
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
-__global__ void __launch_bounds__(kScanThreads<Engine>, 1)
+__global__ void __launch_bounds__(kScanThreads<Engine>, Output || !Engine::kBulk ? 1 : 2)
     scan_kernel(const __grid_constant__ ScanForward scan) {
-  scan_forward<Format, DK, Scaled, Delta, Output, kScanStages<Engine>, Engine>(scan, blockIdx.x);
+  scan_forward<Format, DK, Scaled, Delta, Output, false, kScanStages<Engine>, Engine>(scan,
+                                                                                      blockIdx.x);
 }
 
 // The first half of the blocks goes back, the others forward.
-template <class Format, int DK, bool Scaled, bool Delta, class Engine>
+template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
 __global__ void __launch_bounds__(kScanThreads<Engine>, 1)
     scan_back_kernel(const __grid_constant__ ScanBackward back,
                      const __grid_constant__ ScanForward forward) {
   const std::int64_t half = gridDim.x / 2;
   if (blockIdx.x < half) {
-    scan_backward<Format, DK, Scaled, Delta, kScanStages<Engine>, Engine>(back, blockIdx.x);
+    scan_backward<Format, DK, Scaled, Delta, Stages, Engine>(back, blockIdx.x);
   } else {
-    scan_forward<Format, DK, Scaled, Delta, false, kScanStages<Engine>, Engine>(forward,
-                                                                                blockIdx.x - half);
+    scan_forward<Format, DK, Scaled, Delta, false, Delta, Stages, Engine>(forward,
+                                                                          blockIdx.x - half);
   }
 }
 
@@ -93,10 +98,18 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   }
   const std::int64_t blocks = 2 * call.rows.sequences * call.value_heads * value_tiles(call.d_v);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const ScanStage<dk, scaled> stage(delta, call.same_key, true);
-    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads<Engine>,
-           static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8)), stream, back,
-           forward);
+    const ScanStage<dk, scaled> stage(delta, call.same_key, true, delta);
+    const auto start = [&](auto stages) {
+      launch(scan_back_kernel<Format, dk, scaled, delta, stages, Engine>, blocks,
+             kScanThreads<Engine>, static_cast<std::size_t>(stages * (stage.bytes + 8)), stream,
+             back, forward);
+    };
+    constexpr bool kMayShare = !scaled && delta;  // raw keys, of which there may be one
+    if (kMayShare && call.same_key) {
+      start(std::integral_constant<int, kBackStages<Engine, kMayShare>>{});
+    } else {
+      start(std::integral_constant<int, kBackStages<Engine, false>>{});
+    }
   });
 }
 

@@ -27,11 +27,11 @@ struct ScanStage {
   using Value = RowTile<64, kValueTile>;
   using Square = Tile<64, 64, false>;
 
-  int erase, write, query, value, square_t, square_p, in, out, gain, keep, bytes;
+  int erase, write, query, value, square_y, square_low, square_p, in, out, gain, keep, bytes;
 
-  // `seen`: with q and P. Row tiles come first, for their alignment; then what stands in the
-  // record, in its order.
-  __host__ __device__ ScanStage(bool delta, bool same_key, bool seen) {
+  // `seen`: with q and P. `precise`: with the low part of Y. Row tiles come first, for their
+  // alignment; then what stands in the record, in its order.
+  __host__ __device__ ScanStage(bool delta, bool same_key, bool seen, bool precise = false) {
     int at = 0;
     const auto take = [&at](int size, bool wanted) {
       const int here = at;
@@ -45,7 +45,8 @@ struct ScanStage {
       if (!delta || same_key) erase = write;
       query = take(Key::kBytes, seen);
     }
-    square_t = take(Square::kBytes, delta);
+    square_y = take(Square::kBytes, delta);
+    square_low = take(Square::kBytes, delta && precise);
     square_p = take(Square::kBytes, seen);
     in = take(3 * 256 + DK * 4, true);
     out = in + 256;
@@ -69,6 +70,20 @@ __device__ __forceinline__ void round_to(std::uint32_t (&a)[Half / 8][4], const 
   for (int k = 0; k < Half / 8; ++k) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) a[k][j] = pack<Format>(d[8 * k + 2 * j], d[8 * k + 2 * j + 1]);
+  }
+}
+
+// What rounding d to a has left.
+template <class Format, int Half>
+__device__ __forceinline__ void rest_of(std::uint32_t (&rest)[Half / 8][4], const float (&d)[Half],
+                                        const std::uint32_t (&a)[Half / 8][4]) {
+#pragma unroll
+  for (int k = 0; k < Half / 8; ++k) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 high = unpack<Format>(a[k][j]);
+      rest[k][j] = pack<Format>(d[8 * k + 2 * j] - high.x, d[8 * k + 2 * j + 1] - high.y);
+    }
   }
 }
 

@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(32 * Warps)
   auto* stages = reinterpret_cast<float*>(shared_memory());
   float* partials = stages + 2 * B::kFloats;
   const std::int64_t begin = call.rows.begin(at.sequence), end = call.rows.end(at.sequence);
+  if (!call.takes(end - begin)) return;
   const auto up_to = [&](std::int64_t left) {
     return static_cast<int>(left < Tokens ? left : Tokens);
   };

@@ -187,7 +187,9 @@ __global__ void __launch_bounds__(32 * Warps, (Tiles == 1 ? 28 : 16) / Warps)
   };
   fetch(0);
   const std::int64_t begin = call.rows.begin(at.sequence);
-  const int count = static_cast<int>(call.rows.end(at.sequence) - begin);
+  const std::int64_t length = call.rows.end(at.sequence) - begin;
+  if (!call.takes(length)) return;
+  const int count = static_cast<int>(length);
   auto* stage = reinterpret_cast<float*>(shared_memory());
   float* partials = stage + Tokens * L::kToken;
   stage_tokens<Format, Warps, Tokens, Tiles>(call, at, begin, count, columns, stage);

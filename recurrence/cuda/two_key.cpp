@@ -1,5 +1,7 @@
 // The two-key recurrence on CUDA: the choice of the kernels and their scratch.
 
+#include <limits>
+
 #include "core/status.hpp"
 #include "recurrence/cuda/convert.hpp"
 #include "recurrence/cuda/cuda_backend.hpp"
@@ -19,13 +21,20 @@ constexpr int kChunk = 64;  // rows
 void CudaBackend::two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
                           const TwoKeyOut& out) const {
   const ArenaScope scope(context.arena());
-  const cuda::TwoKeyCall call = cuda::two_key_call(context, sequences, inputs, out, kChunk);
-  if (context.planning()) return;
-  if (sequences.longest() <= cuda::kStepTokens) {
-    cuda::launch_step(call, context.stream());
-  } else {
-    cuda::launch_recurrent(call, context.stream());
+  cuda::TwoKeyCall call = cuda::two_key_call(context, sequences, inputs, out, kChunk);
+  bool steps = false, longer = false;
+  for (std::int64_t i = 0; i < sequences.count(); ++i) {
+    (sequences.length(i) <= cuda::kStepTokens ? steps : longer) = true;
   }
+  if (steps) {
+    call.most = cuda::kStepTokens;
+    if (!context.planning()) cuda::launch_step(call, context.stream());
+  }
+  if (!longer) return;
+  call.fewest = cuda::kStepTokens + 1;
+  call.most = std::numeric_limits<std::int64_t>::max();
+  if (cuda::chunk_path_takes(call)) return cuda::chunk_forward(context, sequences, call);
+  if (!context.planning()) cuda::launch_recurrent(call, context.stream());
 }
 
 void CudaBackend::two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,

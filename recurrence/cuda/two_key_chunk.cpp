@@ -28,10 +28,10 @@ std::size_t bytes_of(std::int64_t count, std::size_t size) {
   return static_cast<std::size_t>(count) * size;
 }
 
-ChunkCall with_records(Context& context, const TwoKeyCall& call) {
+ChunkCall with_records(Context& context, const TwoKeyCall& call, bool precise) {
   ChunkCall chunk;
   chunk.call = call;
-  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta);
+  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta, precise);
   chunk.records = static_cast<unsigned char*>(
       workspace(context, bytes_of(call.rows.chunks * call.value_heads * chunk.layout.bytes, 1)));
   return chunk;
@@ -48,7 +48,7 @@ bool chunk_path_takes(const TwoKeyCall& call) {
 }
 
 void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call) {
-  const ChunkCall chunk = with_records(context, call);
+  const ChunkCall chunk = with_records(context, call, false);
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
   Segments segments;
   segments.count = segment_count(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
@@ -75,13 +75,14 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
 
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
                     const TwoKeyBack& back) {
-  ChunkCall chunk = with_records(context, call);
+  ChunkCall chunk = with_records(context, call, true);
   const std::int64_t values = sequences.rows() * call.value_heads * call.d_v;
   const std::int64_t states = chunk.state_tile(call.rows.chunks, 0, 0);
   constexpr std::size_t kElement = 2;  // bytes
   chunk.states = workspace(context, bytes_of(states, kElement));
   chunk.d_states = workspace(context, bytes_of(states, kElement));
-  chunk.u = workspace(context, bytes_of(values, kElement));
+  void* const z = call.delta ? workspace(context, bytes_of(values, kElement)) : nullptr;
+  chunk.z = call.delta ? z : call.v;
   void* const d_value =
       back.d_v != nullptr ? back.d_v : workspace(context, bytes_of(values, kElement));
   chunk.d_value = d_value;
@@ -89,7 +90,7 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
       static_cast<float*>(workspace(context, bytes_of(chunk_grad_floats(chunk), sizeof(float))));
   if (context.planning()) return;
   launch_chunk_prep(chunk, context.stream());
-  launch_scan_back(chunk, {back.d_o, back.d_final, d_value, back.d_initial}, engine(),
+  launch_scan_back(chunk, {back.d_o, back.d_final, z, d_value, back.d_initial}, engine(),
                    context.stream());
   launch_chunk_grad(chunk, back, {engine(), multiprocessors(), shared_bytes()}, context.stream());
 }
