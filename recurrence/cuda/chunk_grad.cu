@@ -19,8 +19,8 @@ int passes(const TwoKeyCall& call, int columns) { return (call.d_k + columns - 1
 std::int64_t chunk_grad_floats(const ChunkCall& chunk) {
   const TwoKeyCall& call = chunk.call;
   // 64 columns: what a device with little shared memory may need.
-  if (call.gate != GateKind::scalar || passes(call, 64) == 1) return 0;
-  return call.rows.chunks * call.value_heads * kChunkRows;
+  if (passes(call, 64) == 1) return 0;
+  return call.rows.chunks * call.value_heads * 2 * kChunkRows;
 }
 
 void launch_chunk_grad(const ChunkCall& chunk, const TwoKeyBack& back,

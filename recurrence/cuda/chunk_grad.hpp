@@ -14,12 +14,12 @@ struct ChunkGradDevice {
   int shared_bytes = 99 * 1024;  // that a block may have
 };
 
-// Floats of ChunkCall::gate_sums: for scalar gates where the key columns of a head are worked off
-// in several passes, else 0.
+// Floats of ChunkCall::gate_sums: where the key columns of a head may be worked off in several
+// passes, else 0.
 std::int64_t chunk_grad_floats(const ChunkCall& chunk);
 
-// Writes d_q, d_e, d_w, d_g and d_b, those that are not null. d_k is a multiple of 8 up to 256, d_v
-// one up to 1024.
+// Writes d_q, d_e, d_w, d_g and d_b, those that are not null; of `back` it reads only d_o. d_k is a
+// multiple of 8 up to 256, d_v one up to 1024.
 void launch_chunk_grad(const ChunkCall& chunk, const TwoKeyBack& back,
                        const ChunkGradDevice& device, void* stream);
 

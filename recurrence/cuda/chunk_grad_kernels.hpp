@@ -21,10 +21,10 @@ __global__ void __launch_bounds__(kGradThreads, 1)
                                     shared_memory() + GradShared<Columns>::kStages);
 }
 
-template <class Format, class Engine>
+template <class Format, class Engine, bool Totals>
 __global__ void __launch_bounds__(kGradThreads, 1)
     grad_channel_kernel(const __grid_constant__ GradCall call) {
-  GradChannel<Format> head(call);
+  GradChannel<Format, Totals> head(call);
   work_off<Format, Engine, 64>(call, head, shared_memory(),
                                shared_memory() + ChannelShared::kStages);
 }
@@ -37,7 +37,11 @@ void start_grad(const GradCall& call, int columns, std::int64_t blocks, void* st
     launch(kernel, blocks, kGradThreads, bytes, stream, call);
   };
   if (call.chunk.call.gate == GateKind::channel) {
-    start(grad_channel_kernel<Format, Engine>);
+    if (call.group > 1) {
+      start(grad_channel_kernel<Format, Engine, true>);
+    } else {
+      start(grad_channel_kernel<Format, Engine, false>);
+    }
   } else if (columns == 64) {
     start(grad_scalar_kernel<Format, Engine, 64, true>);
   } else {

@@ -1,16 +1,16 @@
 #pragma once
 
-// The gradients with one log decay per row, or none. With M1 = scale tril(dO U^T) exp(G_i - G_j),
-// M2 = - strictly tril(dV U^T) exp(G_i - G_j), and M1' = M1 without its diagonal:
+// The gradients with one log decay per row, or none. With M1 = scale tril(dO Z^T) exp(G_i - G_j),
+// M2 = - strictly tril(dV Z^T) exp(G_i - G_j), and M1' = M1 without its diagonal:
 //
-//     dq = exp(G) scale dO S^T + M1 w      de = - exp(G) dV S^T + M2 w
-//     dw = exp(G_last - G) U dS^T + dw' + diag(M1) q,      dw' = M1'^T q + M2^T e
-//     db = dV . U / b^2
-//     dg_t = exp(G_last) <S, dS> + sum_{j < t} w_j . (dw without dw' and diagonal)_j
-//            + sum_{i >= t} (q . (dq without diagonal) + e . de - w . dw')_i
+//     dq = exp(G) scale dO S^T + M1 b w      de = - exp(G) dV S^T + M2 b w
+//     dw = b (dW + dw' + diag(M1) q),        dW = exp(G_last - G) Z dS^T,  dw' = M1'^T q + M2^T e
+//     db = w . dw / b (without the division)
+//     dg_t = exp(G_last) <S, dS> + sum_{j < t} b w_j . dW_j
+//            + sum_{i >= t} (q . (dq without diagonal) + e . de - b w . dw')_i
 //
 // The last line is the crossing form: what cancels in it are only pairs of the same chunk that do
-// not cross t, and both sides have them from the same rounded M1 and M2.
+// not cross t.
 
 #include "recurrence/cuda/chunk_grad_loop.hpp"
 
@@ -22,54 +22,58 @@ struct GradScalar {
   using Values = typename Shared::Values;
   using Keys = typename Shared::Keys;
   using Sums = GradSums<Columns, false>;
-  static constexpr int kAccumulators = Columns / 4, kTiles = Columns / 16;
+  static constexpr int kAccumulators = Columns / 2, kTiles = Columns / 8;
 
   const GradCall& call;
   unsigned char* shared;
   GradRows& rows;
-  bool gated;           // with d_g
-  int half, row, lane;  // of this warp: its columns and its first row
-  GradGates gates;
-  // Sums over the group.
-  float query[Totals ? kAccumulators : 1], erased[Totals ? kAccumulators : 1],
-      written[Totals ? kAccumulators : 1];
+  bool gated;                               // with d_g
+  int group, row, lane;                     // of this warp: its first row
+  float total[Totals ? kAccumulators : 1];  // over the value heads of the group
 
   __device__ explicit GradScalar(const GradCall& c)
       : call(c),
         shared(shared_memory()),
         rows(*reinterpret_cast<GradRows*>(shared_memory() + Shared::kRows)),
         gated(c.chunk.call.gate == GateKind::scalar && c.back.d_g != nullptr),
-        half(static_cast<int>(threadIdx.x / 128)),
+        group(grad_group()),
         row(static_cast<int>(threadIdx.x / 32 % 4 * 16)),
         lane(static_cast<int>(threadIdx.x % 32)) {}
 
-  // M1' and M2, rounded, as tiles; the diagonal of M1 and what else later steps need of the rows.
-  __device__ __forceinline__ void write_interactions(const Sums& sums) const {
-    const TwoKeyCall& sizes = call.chunk.call;
+  __device__ __forceinline__ void start_head(const GradStep&) {}
+
+  // M1' or M2, rounded: with b as left sides, with its mantissa alone as a tile for the third group
+  // (who must come to w . dw / b for a b of zero too): so both are rounded alike, and the sums over
+  // pairs cancel in dg. And the diagonal of M1.
+  __device__ __forceinline__ void write_interactions(const Sums& sums,
+                                                     std::uint32_t (&m)[4][4]) const {
+    const float factor = group == 0 ? call.chunk.call.scale : -1.0F;
+    unsigned char* const tile = shared + (group == 0 ? Shared::kSeen : Shared::kRead);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = row + lane / 4 + 8 * j;
       const float high = rows.high[i], low = rows.low[i];
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int first = half * 32 + 8 * n + 2 * (lane % 4);
-        float seen[2], read[2];
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int column = first + c;
-          const float exponent = high - rows.high[column] + (low - rows.low[column]);
-          const float decay = column < i ? exp2_bounded(exponent) : 0.0F;
-          const float x = sizes.scale * sums.seen[4 * n + 2 * j + c];
-          if (column == i) rows.diagonal[i] = x;
-          seen[c] = decay * x;
-          read[c] = -decay * sums.read[4 * n + 2 * j + c];
-        }
-        unsigned char* at = shared + first / 8 * Values::kColumn + i * 16 + lane % 4 * 4;
-        *reinterpret_cast<std::uint32_t*>(at + Shared::kSeen) = pack<Format>(seen[0], seen[1]);
-        *reinterpret_cast<std::uint32_t*>(at + Shared::kRead) = pack<Format>(read[0], read[1]);
+      for (int n = 0; n < 8; ++n) {
+        const int first = 8 * n + 2 * (lane % 4);
+        const float2 highs = *reinterpret_cast<const float2*>(rows.high + first);
+        const float2 lows = *reinterpret_cast<const float2*>(rows.low + first);
+        const float x = factor * sums.inner[4 * n + 2 * j];
+        const float y = factor * sums.inner[4 * n + 2 * j + 1];
+        if (group == 0 && first == i) rows.diagonal[i] = x;
+        if (group == 0 && first + 1 == i) rows.diagonal[i] = y;
+        const float decay_x = exp2_bounded(high - highs.x + (low - lows.x));
+        const float decay_y = exp2_bounded(high - highs.y + (low - lows.y));
+        const float2 gains = *reinterpret_cast<const float2*>(rows.gain + first);
+        const float2 mantissas = *reinterpret_cast<const float2*>(rows.mantissa + first);
+        const float left = first < i ? decay_x * x : 0.0F;
+        const float right = first + 1 < i ? decay_y * y : 0.0F;
+        m[n / 2][n % 2 * 2 + j] = pack<Format>(gains.x * left, gains.y * right);
+        *reinterpret_cast<std::uint32_t*>(tile + Values::place(i, n) + lane % 4 * 4) =
+            pack<Format>(mantissas.x * left, mantissas.y * right);
       }
     }
-    write_gain_sums(sums.gain, rows);
+    if (!gated) return;
     const float state = warp_sum(sums.state[0]);
     if (lane == 0) rows.part_state[threadIdx.x / 32] = state;
   }
@@ -77,98 +81,130 @@ struct GradScalar {
   // The elements of a key tile that belong to d[4 n + 2 j] and the next.
   __device__ __forceinline__ float2 key(int tile, int n, int j) const {
     return unpack<Format>(*reinterpret_cast<const std::uint32_t*>(
-        shared + tile + (half * kTiles + n) * Keys::kColumn + (row + lane / 4 + 8 * j) * 16 +
-        lane % 4 * 4));
+        shared + tile + Keys::place(row + lane / 4 + 8 * j, n) + lane % 4 * 4));
   }
 
-  // Scales the sums through the states; and w . dw of them, per row.
-  __device__ __forceinline__ void scale_states(Sums& sums, float (&write)[2]) const {
+  __device__ __forceinline__ void scale_states(Sums& sums) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = row + lane / 4 + 8 * j;
-      const float in = rows.in[i], out = rows.out[i];
-      write[j] = 0.0F;
+      const float factor = group == 0   ? call.chunk.call.scale * rows.in[i]
+                           : group == 1 ? -rows.in[i]
+                                        : rows.out[i];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const float2 w = gated ? key(Shared::kWrite, n, j) : make_float2(0.0F, 0.0F);
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int at = 4 * n + 2 * j + c;
-          sums.query[at] *= call.chunk.call.scale * in;
-          sums.erase[at] *= -in;
-          sums.write[at] *= out;
-          write[j] += (c == 0 ? w.x : w.y) * sums.write[at];
-        }
+        sums.through[4 * n + 2 * j] *= factor;
+        sums.through[4 * n + 2 * j + 1] *= factor;
       }
     }
   }
 
-  // dq += M1' w, de += M2 w, inner = dw'.
-  __device__ __forceinline__ void add_interactions(Sums& sums, float (&inner)[kAccumulators],
-                                                   int erase) const {
-    const int offset = half * kTiles * Keys::kColumn;
-    std::uint32_t seen[4][4], read[4][4], seen_back[4][4], read_back[4][4];
+  // Per row, the dot product of d with a key.
+  __device__ __forceinline__ void write_dots(const float (&d)[kAccumulators], int tile,
+                                             float* to) const {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      load_a<Values>(seen[k], shared + Shared::kSeen, row, k);
-      load_a_transposed<Values>(seen_back[k], shared + Shared::kSeen, row, k);
-      load_a<Values>(read[k], shared + Shared::kRead, row, k);
-      load_a_transposed<Values>(read_back[k], shared + Shared::kRead, row, k);
+    for (int j = 0; j < 2; ++j) {
+      float sum = 0.0F;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const float2 x = key(tile, n, j);
+        sum += x.x * d[4 * n + 2 * j] + x.y * d[4 * n + 2 * j + 1];
+      }
+      sum = quad_sum(sum);
+      if (lane % 4 == 0) to[row + lane / 4 + 8 * j] = sum;
     }
+  }
+
+  // dq += diag(M1) b w.
+  __device__ __forceinline__ void add_diagonal(float (&d)[kAccumulators]) const {
 #pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) inner[i] = 0.0F;
+    for (int j = 0; j < 2; ++j) {
+      const int i = row + lane / 4 + 8 * j;
+      const float diagonal = rows.diagonal[i] * rows.gain[i];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const float2 x = key(Shared::kWrite, n, j);
+        d[4 * n + 2 * j] += diagonal * x.x;
+        d[4 * n + 2 * j + 1] += diagonal * x.y;
+      }
+    }
+  }
+
+  // dq += M1' w or de += M2 w.
+  __device__ __forceinline__ void add_writes(Sums& sums, const std::uint32_t (&m)[4][4]) const {
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const unsigned char* write = shared + Shared::kWrite + offset;
-      multiply_both<Engine, Format, Keys, true>(sums.query, sums.erase, seen[k], read[k], write, k);
-      Engine::template multiply<Keys, true>(inner, read_back[k], shared + erase + offset, k, false);
-      Engine::template multiply<Keys, true>(inner, seen_back[k], shared + Shared::kQuery + offset,
-                                            k, false);
+      Engine::template multiply<Keys, true>(sums.through, m[k], shared + Shared::kWrite, k, false);
     }
     Engine::commit();
     Engine::template wait<0>();
-    Engine::hold(sums.query);
-    Engine::hold(sums.erase);
-    Engine::hold(inner);
+    Engine::hold(sums.through);
   }
 
-  // The row dots of the crossing form, then what belongs to no decay.
-  __device__ __forceinline__ void finish_keys(Sums& sums, const float (&inner)[kAccumulators],
-                                              const float (&write)[2], int erase) const {
+  // dw = b (dw + dw' + diag(M1) q), 64 columns at a time; and w . dw' and w . dw per row.
+  __device__ __forceinline__ void add_reads(Sums& sums, int erase) const {
+    const bool delta = call.chunk.call.delta;
+    float cross[2] = {}, own[2] = {};
+#pragma unroll
+    for (int half = 0; half < Columns / 64; ++half) {
+      float inner[32];
+#pragma unroll
+      for (int i = 0; i < 32; ++i) inner[i] = 0.0F;
+      const auto add = [&](int square, int tile) {
+        std::uint32_t m[4][4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) load_a_transposed<Values>(m[k], shared + square, row, k);
+        Engine::begin();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          Engine::template multiply<RowTile<64, 64>, true>(
+              inner, m[k], shared + tile + half * RowTile<64, 64>::kBytes, k, false);
+        }
+        Engine::commit();
+        Engine::template wait<0>();
+        Engine::hold(inner);
+      };
+      add(Shared::kSeen, Shared::kQuery);
+      if (delta) add(Shared::kRead, erase);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float diagonal = rows.diagonal[row + lane / 4 + 8 * j];
+        const float gain = rows.gain[row + lane / 4 + 8 * j];
+        const float inverse = 1.0F / rows.mantissa[row + lane / 4 + 8 * j];
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const float2 w = key(Shared::kWrite, 8 * half + n, j);
+          const float2 q = key(Shared::kQuery, 8 * half + n, j);
+          const int at = 4 * n + 2 * j;
+          float* const d = sums.through + 32 * half + at;
+          inner[at] *= inverse;
+          inner[at + 1] *= inverse;
+          cross[j] += w.x * inner[at] + w.y * inner[at + 1];
+          d[0] += inner[at] + diagonal * q.x;
+          d[1] += inner[at + 1] + diagonal * q.y;
+          own[j] += w.x * d[0] + w.y * d[1];
+          d[0] *= gain;
+          d[1] *= gain;
+        }
+      }
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = row + lane / 4 + 8 * j;
-      const float diagonal = rows.diagonal[i];
-      float cross = 0.0F;
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        const float2 q = key(Shared::kQuery, n, j), w = key(Shared::kWrite, n, j);
-        const float2 e = gated ? key(erase, n, j) : make_float2(0.0F, 0.0F);
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int at = 4 * n + 2 * j + c;
-          const float q_c = c == 0 ? q.x : q.y, w_c = c == 0 ? w.x : w.y, e_c = c == 0 ? e.x : e.y;
-          cross += q_c * sums.query[at] + e_c * sums.erase[at] - w_c * inner[at];
-          sums.query[at] += diagonal * w_c;
-          sums.write[at] += inner[at] + diagonal * q_c;
-        }
-      }
-      if (!gated) continue;
-      cross = quad_sum(cross);
-      const float crossed = quad_sum(write[j]);
-      if (lane % 4 == 0) {
-        rows.part_cross[half][i] = cross;
-        rows.part_write[half][i] = crossed;
-      }
+      const float crossing = quad_sum(cross[j]), whole = quad_sum(own[j]);
+      if (lane % 4 != 0) continue;
+      rows.part_cross[2][i] = -crossing * rows.gain[i];
+      rows.part_gain[0][i] = whole;
+      rows.part_gain[1][i] = 0.0F;
     }
   }
 
-  // dg and db, by the first warp, from the partial sums.
+  // dg and db, by the ninth warp, from the partial sums.
   __device__ __forceinline__ void finish_gates(const GradStep& step) const {
     const TwoKeyCall& sizes = call.chunk.call;
     const std::int64_t head = step.value_head(call);
-    if (call.back.d_b != nullptr && step.pass == 0) finish_gains(call, step, rows);
+    if (call.back.d_b != nullptr) finish_gains(call, step, rows);
     if (!gated) return;
     float state = 0.0F;
 #pragma unroll
@@ -178,7 +214,7 @@ struct GradScalar {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {  // exclusive sums from the start
       const int i = lane + 32 * j;
-      float sum = rows.part_write[0][i] + rows.part_write[1][i];
+      float sum = rows.gain[i] * rows.part_write[i];
 #pragma unroll
       for (int delta = 1; delta < 32; delta *= 2) {
         const float other = __shfl_up_sync(0xffffffffU, sum, delta);
@@ -192,7 +228,7 @@ struct GradScalar {
 #pragma unroll
     for (int j = 1; j >= 0; --j) {  // inclusive sums from the end
       const int i = lane + 32 * j;
-      float sum = rows.part_cross[0][i] + rows.part_cross[1][i];
+      float sum = rows.part_cross[0][i] + rows.part_cross[1][i] + rows.part_cross[2][i];
 #pragma unroll
       for (int delta = 1; delta < 32; delta *= 2) {
         const float other = __shfl_down_sync(0xffffffffU, sum, delta);
@@ -201,66 +237,78 @@ struct GradScalar {
       d_g[j] += behind + sum;
       behind += __shfl_sync(0xffffffffU, sum, 0);
     }
-    float* const sums = call.chunk.gate_sums + (step.chunk(call) * sizes.value_heads + head) * 64;
+    float* const sums = sums_between(call, step);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int i = lane + 32 * j;
       if (step.pass > 0) d_g[j] += sums[i];
       if (step.pass + 1 < call.passes) {
         sums[i] = d_g[j];
-      } else if (i < step.span.count) {
-        put_gate(call.back.d_g, sizes.g.dtype, (step.span.first + i) * sizes.value_heads + head,
+      } else if (i < step.item().count) {
+        put_gate(call.back.d_g, sizes.g.dtype, (step.item().first + i) * sizes.value_heads + head,
                  d_g[j]);
       }
     }
   }
 
-  __device__ __forceinline__ void store(const GradStep& step, float (&query)[kAccumulators],
-                                        float (&erase)[kAccumulators],
-                                        float (&write)[kAccumulators]) const {
+  // Of the group's sums; e and w in one where they are one key.
+  __device__ __forceinline__ void store(const GradStep& step, float (&d)[kAccumulators]) const {
     const TwoKeyBack& back = call.back;
-    if (back.d_q != nullptr) store_keys<Format, Columns>(query, call, step, back.d_q);
-    if (call.chunk.call.delta && back.d_e != nullptr) {
-      if (back.d_e == back.d_w) {
-#pragma unroll
-        for (int i = 0; i < kAccumulators; ++i) write[i] += erase[i];
-      } else {
-        store_keys<Format, Columns>(erase, call, step, back.d_e);
-      }
+    const bool delta = call.chunk.call.delta;
+    if (group == 0) {
+      if (back.d_q != nullptr) store_keys<Format, Columns>(d, call, step, back.d_q);
+      return;
     }
-    if (back.d_w != nullptr) store_keys<Format, Columns>(write, call, step, back.d_w);
+    if (delta && back.d_e != nullptr && back.d_e == back.d_w) {
+      float* const exchange =
+          reinterpret_cast<float*>(shared + Shared::kExchange) + threadIdx.x % 128;
+      if (group == 1) {
+#pragma unroll
+        for (int i = 0; i < kAccumulators; ++i) exchange[128 * i] = d[i];
+        barrier_arrive(kGradSum, 256);
+        return;
+      }
+      barrier_sync(kGradSum, 256);
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) d[i] += exchange[128 * i];
+    }
+    void* const to = group == 2 ? back.d_w : delta ? back.d_e : nullptr;
+    if (to != nullptr) store_keys<Format, Columns>(d, call, step, to);
   }
 
-  // What belongs to one value head, once the sums over value columns are there.
-  __device__ __forceinline__ void finish_head(const GradStep& step, Sums& sums) {
-    float write[2], inner[kAccumulators];
-    const int erase =
-        call.chunk.call.delta && !call.chunk.call.same_key ? Shared::kErase : Shared::kWrite;
-    write_interactions(sums);
-    __syncthreads();
-    scale_states(sums, write);
-    add_interactions(sums, inner, erase);
-    finish_keys(sums, inner, write, erase);
-    __syncthreads();
-    if (threadIdx.x < 32) finish_gates(step);
+  template <class KeysRead>
+  __device__ __forceinline__ void finish_head(const GradStep& step, Sums& sums,
+                                              KeysRead&& keys_read) {
+    const TwoKeyCall& sizes = call.chunk.call;
+    const int erase = sizes.delta && !sizes.same_key ? Shared::kErase : Shared::kWrite;
+    scale_states(sums);
+    if (group < 2) {
+      std::uint32_t m[4][4];
+      write_interactions(sums, m);
+      barrier_sync(kGradRows, kGradThreads);
+      add_writes(sums, m);
+      if (gated) {
+        write_dots(sums.through, group == 0 ? Shared::kQuery : erase, rows.part_cross[group]);
+      }
+      if (group == 0) add_diagonal(sums.through);
+      barrier_arrive(kGradParts, kGradThreads);
+    } else {
+      if (gated) write_dots(sums.through, Shared::kWrite, rows.part_write);
+      barrier_sync(kGradRows, kGradThreads);
+      add_reads(sums, erase);
+      barrier_sync(kGradParts, kGradThreads);
+      keys_read();
+      if (threadIdx.x / 32 == 10) finish_gates(step);
+    }
     if constexpr (Totals) {
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) {
-        query[i] = sums.query[i] + (step.member > 0 ? query[i] : 0.0F);
-        erased[i] = sums.erase[i] + (step.member > 0 ? erased[i] : 0.0F);
-        written[i] = sums.write[i] + (step.member > 0 ? written[i] : 0.0F);
+        total[i] = sums.through[i] + (step.member > 0 ? total[i] : 0.0F);
       }
-      if (step.last_of_pass(call)) store(step, query, erased, written);
+      if (step.last_of_pass(call)) store(step, total);
     } else {
-      store(step, sums.query, sums.erase, sums.write);
+      store(step, sums.through);
     }
-  }
-
-  __device__ __forceinline__ void start_head(const GradStep& step) {
-    if (threadIdx.x < 32) gates.ask(call, step);
-  }
-  __device__ __forceinline__ void write_gates() const {
-    if (threadIdx.x < 32) gates.write(rows);
   }
 };
 

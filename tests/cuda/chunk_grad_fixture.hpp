@@ -38,9 +38,9 @@ struct GradProblem {
   std::vector<std::int64_t> boundaries{0}, chunk_boundaries{0};
   Doubles q, e, w, v, g, b, d_o;    // rounded to their dtypes
   Doubles states, d_states;         // [C, HV, K, V], S_0 and dS_C
-  Doubles u, d_v;                   // [R, HV, V]
+  Doubles u, d_v;                   // U / b and dV
   Doubles d_q, d_e, d_w, d_g, d_b;  // expected
-  Doubles gain;                     // b, 0 replaced
+  Doubles gain;                     // b
 
   int gates_of_row() const {
     return c.gate == GateKind::none ? 0 : c.gate == GateKind::scalar ? 1 : c.d_k;
@@ -101,11 +101,11 @@ inline void step_by_step(GradProblem& p, std::int64_t sequence, std::int64_t hea
         for (int k = 0; k < K; ++k)
           error -= state[static_cast<std::size_t>(k * V + j)] * key(p.e, row)[k];
       }
-      value(p.u, row)[j] = gain * error;
+      value(p.u, row)[j] = error;
     }
     for (int k = 0; k < K; ++k) {
       for (int j = 0; j < V; ++j) {
-        state[static_cast<std::size_t>(k * V + j)] += key(p.w, row)[k] * value(p.u, row)[j];
+        state[static_cast<std::size_t>(k * V + j)] += gain * key(p.w, row)[k] * value(p.u, row)[j];
       }
     }
   }
@@ -122,16 +122,16 @@ inline void step_by_step(GradProblem& p, std::int64_t sequence, std::int64_t hea
     for (int k = 0; k < K; ++k) {
       for (int j = 0; j < V; ++j) {
         const auto at = static_cast<std::size_t>(k * V + j);
-        key(p.d_q, row)[k] += scale * (before[at] + w[k] * u[j]) * d_o[j];
+        key(p.d_q, row)[k] += scale * (before[at] + gain * w[k] * u[j]) * d_o[j];
         back[at] += scale * q[k] * d_o[j];
-        key(p.d_w, row)[k] += back[at] * u[j];
+        key(p.d_w, row)[k] += back[at] * gain * u[j];
       }
     }
     for (int j = 0; j < V; ++j) {
       double d_u = 0.0;
       for (int k = 0; k < K; ++k) d_u += back[static_cast<std::size_t>(k * V + j)] * w[k];
       d_v[j] = gain * d_u;
-      d_b += d_u * u[j] / gain;
+      d_b += d_u * u[j];
     }
     p.d_b[static_cast<std::size_t>(row * p.value_heads + head)] = d_b;
     for (int k = 0; k < K; ++k) {
@@ -212,7 +212,6 @@ inline GradProblem make_problem(const GradCase& c) {
     if (c.zero_gains && uniform(random) < 0.2) x = 0.0;
   }
   p.gain = p.b;
-  for (double& x : p.gain) x = x == 0.0 ? std::ldexp(1.0, -30) : x;
   p.states.resize(count(p.chunks, p.value_heads, std::int64_t{c.d_k} * c.d_v));
   p.d_states.resize(p.states.size());
   p.u.resize(p.v.size());
@@ -361,11 +360,11 @@ template <class Memory>
 void GradTensors<Memory>::fill_records(unsigned char* records) const {
   const GradProblem& p = problem_;
   for (std::size_t s = 0; s < p.c.lengths.size(); ++s) {
-    for (std::int64_t chunk = p.chunk_boundaries[s]; chunk < p.chunk_boundaries[s + 1]; ++chunk) {
-      const std::int64_t first = p.boundaries[s] + (chunk - p.chunk_boundaries[s]) * 64;
+    for (std::int64_t c = p.chunk_boundaries[s]; c < p.chunk_boundaries[s + 1]; ++c) {
+      const std::int64_t first = p.boundaries[s] + (c - p.chunk_boundaries[s]) * 64;
       const std::int64_t left = p.boundaries[s + 1] - first;
       for (std::int64_t head = 0; head < p.value_heads; ++head) {
-        unsigned char* record = records + (chunk * p.value_heads + head) * this->chunk.layout.bytes;
+        unsigned char* record = records + (c * p.value_heads + head) * chunk.layout.bytes;
         float gain[64];
         for (int i = 0; i < 64; ++i) {
           gain[i] = i < left
@@ -373,7 +372,7 @@ void GradTensors<Memory>::fill_records(unsigned char* records) const {
                               p.gain[static_cast<std::size_t>((first + i) * p.value_heads + head)])
                         : 0.0F;
         }
-        std::memcpy(record + this->chunk.layout.gain, gain, sizeof gain);
+        std::memcpy(record + chunk.layout.gain, gain, sizeof gain);
       }
     }
   }
