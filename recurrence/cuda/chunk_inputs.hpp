@@ -75,21 +75,50 @@ __device__ __forceinline__ float between(float2 i, float2 j) { return (i.x - j.x
 template <int Columns>
 using KeyTile = RowTile<64, Columns>;
 
-// Tiles of Columns keys: q, w and, where it is another tensor, e. By 128 threads; asynchronous.
+// Tiles of Columns keys: q, w and, where it is another tensor, e; zero beyond the rows and columns
+// of the call. By 128 threads; asynchronous. A thread keeps its piece and goes down the rows.
 template <int Columns>
 __device__ __forceinline__ void load_keys(const TwoKeyCall& call, std::int64_t first, int count,
                                           std::int64_t head, bool erase, unsigned char* tiles) {
   using T = KeyTile<Columns>;
-  const int thread = static_cast<int>(threadIdx.x);
+  constexpr int kPieces = Columns / 8, kStep = 128 / kPieces;
+  const int piece = static_cast<int>(threadIdx.x) % kPieces;
+  const int start = static_cast<int>(threadIdx.x) / kPieces;
+  const int rows = 8 * piece < call.d_k ? count : 0;
+  const bool whole = count == 64 && call.d_k == Columns;
   const std::int64_t stride = call.heads * call.d_k * 2;
-  const std::int64_t offset = first * stride + call.key_head(head) * call.d_k * 2;
-  const auto load = [&](int slot, const void* from) {
-    load_tile<T>(tiles + slot * T::kBytes, static_cast<const unsigned char*>(from) + offset, stride,
-                 count, call.d_k, thread, 128);
+  const auto group = static_cast<std::uint32_t>(call.value_heads / call.heads);
+  const std::int64_t offset =
+      (first + start) * stride +
+      static_cast<std::uint32_t>(head) / group * std::int64_t{2} * call.d_k + piece * 16;
+  const auto load = [&](int slot, const void* tensor) {
+    const auto* const base = static_cast<const unsigned char*>(tensor);
+    const unsigned char* from = base + offset;
+    unsigned char* const tile = tiles + slot * T::kBytes;
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < 64 / kStep; ++i) {
+        copy_16(tile + T::place(start + i * kStep, piece), from);
+        from += kStep * stride;
+      }
+      return;
+    }
+#pragma unroll 2
+    for (int i = 0; i < 64 / kStep; ++i) {
+      const int row = start + i * kStep;
+      const bool valid = row < rows;
+      copy_16(tile + T::place(row, piece), valid ? from : base, valid);
+      from += kStep * stride;
+    }
   };
   load(0, call.q);
   load(1, call.w);
   if (erase) load(2, call.e);
+}
+
+// The number of this warp, so that the compiler knows that its lanes agree.
+__device__ __forceinline__ int warp_number() {
+  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x / 32), 0);
 }
 
 }  // namespace rankone::recurrence::cuda

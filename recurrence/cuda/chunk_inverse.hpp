@@ -41,11 +41,16 @@ __device__ __forceinline__ void invert_diagonal_block(float* block) {
   }
 }
 
-// The left side of a product, [16, 16] in two halves of the contraction, as the sum of two tf32.
-// Of the eight steps of a half, mma's step t is 2t here and t + 4 is 2t + 1.
+// The left side of a product, [16, 16] in two halves of the contraction, as the sum of two tf32. Of
+// the eight steps of a half, mma's step t is 2t here and t + 4 is 2t + 1. The products look at the
+// upper 19 bits of a number alone, so `high` is the number itself, and `low` what they do not see.
 struct SplitLeft {
   std::uint32_t high[2][4], low[2][4];
 };
+
+__device__ __forceinline__ std::uint32_t unseen(std::uint32_t value) {
+  return float_to_bits(bits_to_float(value) - bits_to_float(value & 0xffffe000U));
+}
 
 // From an accumulator: two tiles of m16n8.
 __device__ __forceinline__ void split(SplitLeft& out, const float (&value)[2][4]) {
@@ -53,10 +58,8 @@ __device__ __forceinline__ void split(SplitLeft& out, const float (&value)[2][4]
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = i / 2 + i % 2 * 2;
-      const std::uint32_t high = to_tf32(value[half][at]);
-      out.high[half][i] = high;
-      out.low[half][i] = to_tf32(value[half][at] - bits_to_float(high));
+      out.high[half][i] = float_to_bits(value[half][i / 2 + i % 2 * 2]);
+      out.low[half][i] = unseen(out.high[half][i]);
     }
   }
 }
@@ -71,11 +74,9 @@ __device__ __forceinline__ void multiply_block(float (&out)[2][4], const SplitLe
     for (int n = 0; n < 2; ++n) {
       const float2 value =
           *reinterpret_cast<const float2*>(right + (8 * n + g) * kTriangleRow + 8 * half + 2 * t);
-      const std::uint32_t x = to_tf32(value.x), y = to_tf32(value.y);
-      const std::uint32_t x_low = to_tf32(value.x - bits_to_float(x));
-      const std::uint32_t y_low = to_tf32(value.y - bits_to_float(y));
+      const std::uint32_t x = float_to_bits(value.x), y = float_to_bits(value.y);
       mma_m16n8k8_tf32(out[n], left.low[half], x, y);
-      mma_m16n8k8_tf32(out[n], left.high[half], x_low, y_low);
+      mma_m16n8k8_tf32(out[n], left.high[half], unseen(x), unseen(y));
       mma_m16n8k8_tf32(out[n], left.high[half], x, y);
     }
   }

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
   using T = KeyTile<Columns>;
   auto& shared = *reinterpret_cast<Shared*>(shared_memory());
   unsigned char* const tiles = shared_memory() + kTiles;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = warp_number(), lane = thread % 32;
   const int g = lane / 4, t = lane % 4;
   const TwoKeyCall& call = c.call;
   const auto heads = static_cast<std::uint32_t>(call.value_heads);
@@ -99,32 +99,56 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
     }
   }
 
-  // Decays and the triangle; P leaves from the registers, 128 bytes in a row at a time.
+  // Decays and the triangle; P leaves from the registers, 128 bytes in a row at a time. Left of the
+  // diagonal block the decay is that from its first row times that to it.
   const int upper = m + g, lower = upper + 8;  // the rows of this lane
-  const float2 upper_sum = shared.sum(upper), lower_sum = shared.sum(lower);
   const bool decay = call.g.data != nullptr;
-  unsigned char* const square_p = record + c.layout.square_p;
+  const float2 anchor = shared.sum(m == 0 ? 0 : m - 1);
+  const float2 upper_sum = shared.sum(upper), lower_sum = shared.sum(lower);
+  const float upper_factor = decay ? decay_factor(between(upper_sum, anchor)) : 1.0F;
+  const float lower_factor = decay ? decay_factor(between(lower_sum, anchor)) : 1.0F;
+  unsigned char* const to = record + c.layout.square_p + upper * 16 + t * 4;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
+    std::uint32_t pairs[2] = {0, 0};
     const int column = 8 * n + 2 * t;
-    float factor[4] = {1.0F, 1.0F, 1.0F, 1.0F};
-    if (decay && 8 * n < m + 16) {
-      const float4 sums = *reinterpret_cast<const float4*>(shared.sums + 2 * column);
-      const float2 left = make_float2(sums.x, sums.y), right = make_float2(sums.z, sums.w);
-      factor[0] = decay_factor(between(upper_sum, left));
-      factor[1] = decay_factor(between(upper_sum, right));
-      factor[2] = decay_factor(between(lower_sum, left));
-      factor[3] = decay_factor(between(lower_sum, right));
-    }
+    if (8 * n < m + 16) {
+      float factor[4] = {1.0F, 1.0F, 1.0F, 1.0F};
+      if (decay) {
+        const float4 sums = *reinterpret_cast<const float4*>(shared.sums + 2 * column);
+        const float2 left = make_float2(sums.x, sums.y), right = make_float2(sums.z, sums.w);
+        if (8 * n < m) {
+          const float left_factor = decay_factor(between(anchor, left));
+          const float right_factor = decay_factor(between(anchor, right));
+          factor[0] = upper_factor * left_factor;
+          factor[1] = upper_factor * right_factor;
+          factor[2] = lower_factor * left_factor;
+          factor[3] = lower_factor * right_factor;
+        } else {
+          factor[0] = decay_factor(between(upper_sum, left));
+          factor[1] = decay_factor(between(upper_sum, right));
+          factor[2] = decay_factor(between(lower_sum, left));
+          factor[3] = decay_factor(between(lower_sum, right));
+        }
+      }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = i < 2 ? upper : lower, j = column + i % 2;
-      p[n][i] = j <= row ? call.scale * p[n][i] * factor[i] : 0.0F;
-      if constexpr (Delta) a[n][i] = j < row ? a[n][i] * factor[i] : 0.0F;
+      for (int i = 0; i < 4; ++i) {
+        p[n][i] *= call.scale * factor[i];
+        if constexpr (Delta) a[n][i] *= factor[i];
+      }
+      if (8 * n >= m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = i < 2 ? upper : lower, j = column + i % 2;
+          if (j > row) p[n][i] = 0.0F;
+          if (j >= row) a[n][i] = 0.0F;
+        }
+      }
+      pairs[0] = pack<Format>(p[n][0], p[n][1]);
+      pairs[1] = pack<Format>(p[n][2], p[n][3]);
     }
-    unsigned char* const to = square_p + n * 1024 + t * 4;
-    *reinterpret_cast<std::uint32_t*>(to + upper * 16) = pack<Format>(p[n][0], p[n][1]);
-    *reinterpret_cast<std::uint32_t*>(to + lower * 16) = pack<Format>(p[n][2], p[n][3]);
+    *reinterpret_cast<std::uint32_t*>(to + n * 1024) = pairs[0];
+    *reinterpret_cast<std::uint32_t*>(to + n * 1024 + 128) = pairs[1];
   }
   if constexpr (!Delta) return;
 

@@ -23,7 +23,7 @@ constexpr float kMostFactor = 1e37F;
 template <int Columns>
 struct Shared {
   float gain[64];
-  // By block of 16 rows and 32 channels: whether the middle row serves as anchor for it.
+  // By block of 16 rows and 32 channels: whether the middle row serves as its anchor.
   std::int32_t middle[4][8];
   // Decays by channel: over the first half of each block; over all blocks before and behind it;
   // over block 1 (for columns of block 0) and block 2 (for rows of block 3).
@@ -114,7 +114,7 @@ __device__ __forceinline__ void load_gates(Shared<Columns>& shared, const TwoKey
 // One channel a lane: decays of whole blocks, and the gates of blocks with the middle as anchor.
 template <class Format, int Columns>
 __device__ __forceinline__ void sum_channels(Shared<Columns>& shared, float* keep, int d_k) {
-  constexpr float kLimit = std::is_same_v<Format, f16> ? 4.0F : 50.0F;
+  constexpr float kLimit = std::is_same_v<Format, f16> ? 4.0F : 100.0F;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   for (int group = warp; group < Columns / 32; group += 4) {
     const int channel = 32 * group + lane;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void sum_channels(Shared<Columns>& shared, float* kee
       float second = 0.0F;  // row i: rows 8 .. i
 #pragma unroll
       for (int i = 8; i < 16; ++i) sum[i] = second += sum[i];
-      float span = first;
+      float span = fabsf(first);
 #pragma unroll
       for (int i = 0; i < 16; ++i) span = fmaxf(span, fabsf(sum[i]));
       total[block] = first + second;
@@ -174,34 +174,40 @@ __device__ __forceinline__ void load_elements(Elements& out, const Shared<Column
   }
 }
 
-// Sums of gates in each aligned group of 2^levels rows: up to a row with it, and behind it.
-__device__ __forceinline__ void scan_rows(Elements& prefix, Elements& suffix, const Elements& gates,
-                                          int levels) {
-  const int g = static_cast<int>(threadIdx.x % 32) / 4;
-  Elements total;
+// Sums of gates in aligned groups of rows: up to a row with it, behind it, and all.
+struct RowSums {
+  Elements prefix, suffix, total;
+
+  __device__ explicit RowSums(const Elements& gates) {  // groups of one row
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    prefix[j / 2][j % 2] = total[j / 2][j % 2] = gates[j / 2][j % 2];
-    suffix[j / 2][j % 2] = 0.0F;
+    for (int j = 0; j < 8; ++j) {
+      prefix[j / 2][j % 2] = total[j / 2][j % 2] = gates[j / 2][j % 2];
+      suffix[j / 2][j % 2] = 0.0F;
+    }
   }
-  for (int level = 0; level < levels; ++level) {
+  // Whether a row lies in the second half of its group of 2^(Level + 1).
+  template <int Level>
+  static __device__ bool second(int g, int r) {
+    return (Level == 3 ? r & 1 : g >> Level & 1) != 0;
+  }
+  // From groups of 2^Level rows to groups of twice as many.
+  template <int Level>
+  __device__ void join(int g) {
     Elements other;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      other[j / 2][j % 2] = level < 3
-                                ? __shfl_xor_sync(0xffffffffU, total[j / 2][j % 2], 4 << level)
-                                : total[j / 2 ^ 1][j % 2];
+      const int r = j / 2, i = j % 2;
+      other[r][i] =
+          Level == 3 ? total[r ^ 1][i] : __shfl_xor_sync(0xffffffffU, total[r][i], 4 << Level);
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int r = j / 2, i = j % 2;
-      const bool second = (level < 3 ? g >> level & 1 : r & 1) != 0;
-      (second ? prefix : suffix)[r][i] += other[r][i];
+      (second<Level>(g, r) ? prefix : suffix)[r][i] += other[r][i];
+      total[r][i] += other[r][i];
     }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) total[j / 2][j % 2] += other[j / 2][j % 2];
   }
-}
+};
 
 // What the four warps of a block share, and a lane's place in it.
 template <class Format, int Columns, bool Delta, bool SameKey>
@@ -253,51 +259,73 @@ struct Block {
   float p[2][4], a[2][4];
 };
 
-// A block on the diagonal: a and P of channels whose decays do not allow the middle as anchor.
-// Level by level: pairs of rows in the two halves of a group of 2^(level + 1), with the anchor
-// between the halves; level -1 is the diagonal itself, where nothing decays.
+// The products of pairs of rows in the two halves of a group of 2^(Level + 1), with the anchor
+// between the halves: wherever those rows are, in `out`; the rest of it means nothing.
+template <int Level, class Format, bool Delta>
+__device__ __forceinline__ void multiply_level(Block& out, const RowSums& sums, int g,
+                                               const Elements& query, const Elements& read,
+                                               const Elements& write) {
+  Elements factor;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int r = j / 2, i = j % 2;
+    factor[r][i] =
+        decay_factor(RowSums::second<Level>(g, r) ? sums.prefix[r][i] : sums.suffix[r][i]);
+  }
+  std::uint32_t left[4], right[4];
+  pack_product<Format>(right, write, factor);
+  pack_product<Format>(left, query, factor);
+  mma_m16n8k16<Format>(out.p[0], left, right[0], right[2]);
+  if constexpr (Level < 3) mma_m16n8k16<Format>(out.p[1], left, right[1], right[3]);
+  if constexpr (Delta) {
+    pack_product<Format>(left, read, factor);
+    mma_m16n8k16<Format>(out.a[0], left, right[0], right[2]);
+    if constexpr (Level < 3) mma_m16n8k16<Format>(out.a[1], left, right[1], right[3]);
+  }
+}
+
+// A block on the diagonal: a and P of channels whose decays do not allow the middle as anchor,
+// level by level; on the diagonal itself nothing decays.
 template <class Format, int Columns, bool Delta, bool SameKey>
-__device__ __noinline__ Block strong_block(const Place<Format, Columns, Delta, SameKey> at) {
+__device__ __noinline__ Block strong_block(const Place<Format, Columns, Delta, SameKey> at,
+                                           std::uint32_t strong) {
   using T = KeyTile<Columns>;
-  Block out = {};
   const int m = at.first_row();
-  for (int level = -1; level < 4; ++level) {
-    float level_p[2][4] = {}, level_a[2][4] = {};
-    for (int k = 0; k < Columns / 16; ++k) {
-      if (at.shared.middle[at.warp][k / 2] != 0) continue;
-      Elements gates, prefix, suffix, key;
-      load_elements(gates, at.shared, m + at.g, 16 * k + 2 * at.t, kLog2e);
-      scan_rows(prefix, suffix, gates, level);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int r = j / 2, i = j % 2;
-        const bool second = (level == 3 ? r & 1 : at.g >> (level < 0 ? 0 : level) & 1) != 0;
-        gates[r][i] = level < 0 ? 1.0F : decay_factor(second ? prefix[r][i] : suffix[r][i]);
-      }
-      std::uint32_t raw[4], left[4], right[4];
-      load_a<T>(raw, at.write(), m, k);
-      unpack_all<Format>(key, raw);
-      pack_product<Format>(right, key, gates);
-      load_a<T>(raw, at.query(), m, k);
-      unpack_all<Format>(key, raw);
-      pack_product<Format>(left, key, gates);
-      mma_m16n8k16<Format>(level_p[0], left, right[0], right[2]);
-      mma_m16n8k16<Format>(level_p[1], left, right[1], right[3]);
-      if constexpr (Delta) {
-        load_a<T>(raw, at.erase(), m, k);
-        unpack_all<Format>(key, raw);
-        pack_product<Format>(left, key, gates);
-        mma_m16n8k16<Format>(level_a[0], left, right[0], right[2]);
-        mma_m16n8k16<Format>(level_a[1], left, right[1], right[3]);
-      }
+  Block levels[4] = {}, out = {};
+  for (int k = 0; k < Columns / 16; ++k) {
+    if ((strong >> (k / 2) & 1) == 0) continue;
+    Elements gates, query, read, write;
+    std::uint32_t left[4], right[4];
+    load_a<T>(right, at.write(), m, k);
+    unpack_all<Format>(write, right);
+    load_a<T>(left, at.query(), m, k);
+    unpack_all<Format>(query, left);
+    mma_m16n8k16<Format>(out.p[0], left, right[0], right[2]);
+    mma_m16n8k16<Format>(out.p[1], left, right[1], right[3]);
+    if constexpr (Delta) {
+      load_a<T>(left, at.erase(), m, k);
+      unpack_all<Format>(read, left);
     }
+    load_elements(gates, at.shared, m + at.g, 16 * k + 2 * at.t, kLog2e);
+    RowSums sums(gates);
+    multiply_level<0, Format, Delta>(levels[0], sums, at.g, query, read, write);
+    sums.template join<0>(at.g);
+    multiply_level<1, Format, Delta>(levels[1], sums, at.g, query, read, write);
+    sums.template join<1>(at.g);
+    multiply_level<2, Format, Delta>(levels[2], sums, at.g, query, read, write);
+    sums.template join<2>(at.g);
+    multiply_level<3, Format, Delta>(levels[3], sums, at.g, query, read, write);
+  }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int row = at.g + j % 4 / 2 * 8, column = j / 4 * 8 + 2 * at.t + j % 2;
-      const bool here = level < 0 ? row == column : row > column && (row ^ column) >> level == 1;
-      if (!here) continue;
-      out.p[j / 4][j % 4] += level_p[j / 4][j % 4];
-      out.a[j / 4][j % 4] += level_a[j / 4][j % 4];
+  for (int j = 0; j < 8; ++j) {
+    const int n = j / 4, i = j % 4;
+    const int row = at.g + i / 2 * 8, column = 8 * n + 2 * at.t + i % 2;
+#pragma unroll
+    for (int level = 0; level < 4; ++level) {  // the last that fits is the one
+      if (row > column && (row ^ column) >> level == 1) {
+        out.p[n][i] = levels[level].p[n][i];
+        out.a[n][i] = levels[level].a[n][i];
+      }
     }
   }
   return out;
@@ -307,7 +335,7 @@ __device__ __noinline__ Block strong_block(const Place<Format, Columns, Delta, S
 template <class Format, int Columns, bool Delta, bool SameKey>
 __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, SameKey>& at,
                                            const ChunkCall& c, unsigned char* record,
-                                           Block& block) {
+                                           std::uint32_t strong, Block& block) {
   using T = KeyTile<Columns>;
   using Out = Tile<64, Columns, false>;
   const int m = at.first_row(), warp = at.warp;
@@ -324,7 +352,7 @@ __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, S
       unpack_all<Format>(erase, raw);
     }
     const Elements& read = SameKey ? write : erase;
-    if (at.shared.middle[warp][k / 2] != 0) {
+    if ((strong >> (k / 2) & 1) == 0) {
       load_elements(prefix, at.shared, m + at.g, column, 1.0F);
       float half[2][2], other[2][2];
       load_columns(other, at.shared.gates[m + 15], column);
@@ -354,11 +382,15 @@ __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, S
     } else {
       Elements gates;
       load_elements(gates, at.shared, m + at.g, column, kLog2e);
-      scan_rows(prefix, suffix, gates, 4);
+      RowSums sums(gates);
+      sums.template join<0>(at.g);
+      sums.template join<1>(at.g);
+      sums.template join<2>(at.g);
+      sums.template join<3>(at.g);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        prefix[j / 2][j % 2] = decay_factor(prefix[j / 2][j % 2]);
-        suffix[j / 2][j % 2] = decay_factor(suffix[j / 2][j % 2]);
+        prefix[j / 2][j % 2] = decay_factor(sums.prefix[j / 2][j % 2]);
+        suffix[j / 2][j % 2] = decay_factor(sums.suffix[j / 2][j % 2]);
       }
     }
     float factor[2][2];
@@ -450,7 +482,7 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     prepare_channel(const ChunkCall c) {
   static_assert(sizeof(Shared<Columns>) % 128 == 0);
   auto& shared = *reinterpret_cast<Shared<Columns>*>(shared_memory());
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = warp_number(), lane = thread % 32;
   const Place<Format, Columns, Delta, SameKey> at{shared, shared_memory() + sizeof(Shared<Columns>),
                                                   warp, lane / 4, lane % 4};
   const TwoKeyCall& call = c.call;
@@ -478,13 +510,10 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
   __syncthreads();
 
   Block block = {};
-  bool strong = false;
-#pragma unroll
-  for (int group = 0; group < Columns / 32; ++group) {
-    strong = strong || shared.middle[warp][group] == 0;
-  }
-  if (strong) block = strong_block(at);
-  scale_keys(at, c, record, block);
+  const std::uint32_t strong =
+      __ballot_sync(0xffffffffU, lane < Columns / 32 && shared.middle[warp][lane % 8] == 0 ? 1 : 0);
+  if (strong != 0) block = strong_block(at, strong);
+  scale_keys(at, c, record, strong, block);
   __syncthreads();
   float p[6][4] = {}, a[6][4] = {};
   if (warp > 0) multiply_between(at, p, a);
