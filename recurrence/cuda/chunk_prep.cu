@@ -47,6 +47,29 @@ __device__ __forceinline__ void put_decays(const ChunkCall& c, unsigned char* re
   }
 }
 
+// Rows of block Blocks - 1 with columns up to that block, before any decay: q w^T and e w^T.
+template <int Blocks, class Format, class T, bool Delta>
+__device__ __forceinline__ void multiply_keys(float (&p)[8][4], float (&a)[8][4],
+                                              const unsigned char* keys,
+                                              const unsigned char* erase) {
+  constexpr int kFirst = 16 * (Blocks - 1);
+#pragma unroll 2
+  for (int k = 0; k < T::kColumns / 16; ++k) {
+    std::uint32_t q[4], e[4], w[Blocks][4];
+    load_a<T>(q, keys, kFirst, k);
+    if constexpr (Delta) load_a<T>(e, erase, kFirst, k);
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block)
+      load_b<T>(w[block], keys + T::kBytes, 16 * block, k);
+#pragma unroll
+    for (int n = 0; n < 2 * Blocks; ++n) {
+      const std::uint32_t* const right = &w[n / 2][n % 2 * 2];
+      mma_m16n8k16<Format>(p[n], q, right[0], right[1]);
+      if constexpr (Delta) mma_m16n8k16<Format>(a[n], e, right[0], right[1]);
+    }
+  }
+}
+
 template <class Format, int Columns, bool Delta>
 __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
     prepare_scalar(const ChunkCall c) {
@@ -79,24 +102,18 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
   float a[8][4] = {}, p[8][4] = {};
   const int m = 16 * warp;
   const unsigned char* const erase = tiles + (call.same_key ? 1 : 2) * T::kBytes;
-#pragma unroll 2
-  for (int k = 0; k < Columns / 16; ++k) {
-    std::uint32_t q[4], e[4];
-    load_a<T>(q, tiles, m, k);
-    if constexpr (Delta) load_a<T>(e, erase, m, k);
-#pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-      if (8 * n > m) break;
-      std::uint32_t w[4];
-      load_b<T>(w, tiles + T::kBytes, 8 * n, k);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        mma_m16n8k16<Format>(p[n + half], q, w[2 * half], w[2 * half + 1]);
-        if constexpr (Delta) {
-          mma_m16n8k16<Format>(a[n + half], e, w[2 * half], w[2 * half + 1]);
-        }
-      }
-    }
+  switch (warp) {  // no branches inside the loops
+    case 0:
+      multiply_keys<1, Format, T, Delta>(p, a, tiles, erase);
+      break;
+    case 1:
+      multiply_keys<2, Format, T, Delta>(p, a, tiles, erase);
+      break;
+    case 2:
+      multiply_keys<3, Format, T, Delta>(p, a, tiles, erase);
+      break;
+    default:
+      multiply_keys<4, Format, T, Delta>(p, a, tiles, erase);
   }
 
   // Decays and the triangle; P leaves from the registers, 128 bytes in a row at a time. Left of the

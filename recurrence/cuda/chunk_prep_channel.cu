@@ -203,7 +203,9 @@ struct RowSums {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int r = j / 2, i = j % 2;
-      (second<Level>(g, r) ? prefix : suffix)[r][i] += other[r][i];
+      // No choice of an array by the row: that would put both into local memory.
+      prefix[r][i] += second<Level>(g, r) ? other[r][i] : 0.0F;
+      suffix[r][i] += second<Level>(g, r) ? 0.0F : other[r][i];
       total[r][i] += other[r][i];
     }
   }
