@@ -437,38 +437,31 @@ __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, S
   }
 }
 
-// The products between blocks: columns 8 n of p and a.
-template <class Format, int Columns, bool Delta, bool SameKey>
+// The products of block Warp of the rows with the blocks before it: columns 8 n of p and a.
+template <int Warp, class Format, int Columns, bool Delta, bool SameKey>
 __device__ __forceinline__ void multiply_between(const Place<Format, Columns, Delta, SameKey>& at,
                                                  float (&p)[6][4], float (&a)[6][4]) {
   using T = KeyTile<Columns>;
 #pragma unroll 2
   for (int k = 0; k < Columns / 16; ++k) {
-    std::uint32_t query[4], erase[4];
-    const auto multiply = [&](float(&to_p)[4], float(&next_p)[4], float(&to_a)[4],
-                              float(&next_a)[4], const unsigned char* tile, int row) {
-      std::uint32_t right[4];
-      load_b<T>(right, tile, row, k);
-      mma_m16n8k16<Format>(to_p, query, right[0], right[1]);
-      mma_m16n8k16<Format>(next_p, query, right[2], right[3]);
-      if constexpr (Delta) {
-        mma_m16n8k16<Format>(to_a, erase, right[0], right[1]);
-        mma_m16n8k16<Format>(next_a, erase, right[2], right[3]);
-      }
-    };
+    std::uint32_t query[4], erase[4], far_query[4], far_erase[4], right[3][4];
     get(query, at.left(k, 0));
     if constexpr (Delta) get(erase, at.left(k, 1));
-    if (at.warp == 1) {
-      multiply(p[0], p[1], a[0], a[1], at.write(), 0);
-      continue;
+    if constexpr (Warp == 3) {
+      get(far_query, at.left_in(at.query(), k));
+      if constexpr (Delta) get(far_erase, at.left_in(at.write(), k));
     }
-    if (at.warp == 3) {
-      multiply(p[4], p[5], a[4], a[5], at.write(), 32);
-      get(query, at.left_in(at.query(), k));
-      if constexpr (Delta) get(erase, at.left_in(at.write(), k));
+    // Columns of block 0 for the rows of block 1 stand in their own place, for those behind in q's.
+    load_b<T>(right[0], Warp == 1 ? at.write() : at.query(), 0, k);
+    if constexpr (Warp > 1) load_b<T>(right[1], at.write(), 16, k);
+    if constexpr (Warp > 2) load_b<T>(right[2], at.write(), 32, k);
+#pragma unroll
+    for (int n = 0; n < 2 * Warp; ++n) {
+      const bool far = Warp == 3 && n < 4;
+      const std::uint32_t* const b = &right[n / 2][n % 2 * 2];
+      mma_m16n8k16<Format>(p[n], far ? far_query : query, b[0], b[1]);
+      if constexpr (Delta) mma_m16n8k16<Format>(a[n], far ? far_erase : erase, b[0], b[1]);
     }
-    multiply(p[0], p[1], a[0], a[1], at.query(), 0);
-    multiply(p[2], p[3], a[2], a[3], at.write(), 16);
   }
 }
 
@@ -518,7 +511,19 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
   scale_keys(at, c, record, strong, block);
   __syncthreads();
   float p[6][4] = {}, a[6][4] = {};
-  if (warp > 0) multiply_between(at, p, a);
+  switch (warp) {
+    case 1:
+      multiply_between<1>(at, p, a);
+      break;
+    case 2:
+      multiply_between<2>(at, p, a);
+      break;
+    case 3:
+      multiply_between<3>(at, p, a);
+      break;
+    default:
+      break;
+  }
 
   const int m = at.first_row(), upper = m + at.g, lower = upper + 8;
   const auto put_p = [&](int n, const float(&value)[4]) {
