@@ -1,7 +1,7 @@
 #pragma once
 
 // The gradients of a chunked call of a 16-bit format, all chunks at once: docs/kernels.md. The
-// scans of the backward pass have written `states`, `d_states`, `u` and `d_value` before.
+// scans of the backward pass have written `states`, `d_states`, `z` and `d_value` before.
 
 #include "recurrence/cuda/chunk_scan.hpp"
 

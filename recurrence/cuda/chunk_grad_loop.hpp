@@ -204,7 +204,7 @@ class GradLoader {
     };
     rows(Shared::kOutput, call_.back.d_o);
     if (sizes.delta) rows(Shared::kValue, chunk.d_value);
-    rows(Shared::kUpdate, chunk.u);
+    rows(Shared::kUpdate, chunk.z);
     constexpr int kBytes = Shared::State::kBytes;
     const std::int64_t tile = 2 * chunk.state_tile(step_.item().chunk, head, step_.tile) +
                               step_.pass * kBytes + threadIdx.x % 128 * 16;

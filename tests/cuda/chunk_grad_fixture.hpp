@@ -309,7 +309,7 @@ class GradTensors {
     chunk.records = static_cast<unsigned char*>(copy(records));
     chunk.states = copy(state_tiles(p, p.states));
     chunk.d_states = copy(state_tiles(p, p.d_states));
-    chunk.u = copy(bytes_of(p.u, c.format));
+    chunk.z = copy(bytes_of(p.u, c.format));
     chunk.d_value = copy(bytes_of(p.d_v, c.format));
     const std::int64_t sums = kernels::chunk_grad_floats(chunk);
     if (sums > 0) {

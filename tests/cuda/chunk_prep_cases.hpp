@@ -235,7 +235,7 @@ class PrepCheck {
     check_square(layout_.square_p, p_, p_bound_, errors_.p, errors_.p_rms);
     if (c_.delta) {
       invert();
-      check_square(layout_.square_t, t_, t_bound_, errors_.t, errors_.t_rms);
+      check_square(layout_.square_y, t_, t_bound_, errors_.t, errors_.t_rms);
     }
     check_decays();
     if (c_.kind == kernels::GateKind::channel) check_scaled();
