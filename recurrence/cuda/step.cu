@@ -1,5 +1,6 @@
 #include "recurrence/cuda/step.hpp"
 
+#include "recurrence/cuda/recurrent.hpp"
 #include "recurrence/cuda/token_forward.hpp"
 #include "recurrence/cuda/token_step.hpp"
 
@@ -31,8 +32,10 @@ void start(const TwoKeyCall& call, void* stream) {
                                  reinterpret_cast<std::uintptr_t>(call.final_state)) %
                                         16 ==
                                     0;
-  if (!vector) {
-    launch(forward_kernel<Format, Store, Warps, 8, 4, Pass::tokens>, blocks_of(call), 32 * Warps,
+  if (!vector && std::is_same_v<Store, float>) {
+    launch_recurrent(call, stream);
+  } else if (!vector) {
+    launch(forward_kernel<Format, bf16, Warps, 8, 4, Pass::tokens>, blocks_of(call), 32 * Warps,
            kForwardBytes<Warps, 8, 4>, stream, call, split_of(call), Trace{});
   } else if (call.rows.boundaries == nullptr && call.rows.time == 1) {
     start<Format, Store, Warps, 1, 1>(call, 1, stream);
