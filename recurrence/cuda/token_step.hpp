@@ -17,9 +17,9 @@ inline constexpr int kStepRows = 8;  // of a state, per thread
 template <int Warps, int Tokens, int Tiles>
 struct StepLayout {
   static constexpr int kKeys = 32 * Warps;
-  static constexpr int kToken = 4 * kKeys + Tiles * kColumns + 4;  // q, e, w, decay; v; b
-  static constexpr int kSums = Partial<Warps, 2 * kWidth>::kFloats;
-  static constexpr int kPartial = kSums + (Warps + 3) / 4 * 4;
+  // a q, a e, w, a = exp g; v; b; parts of q . w
+  static constexpr int kToken = 4 * kKeys + Tiles * kColumns + 4 + (Warps + 3) / 4 * 4;
+  static constexpr int kPartial = Partial<Warps, 2 * kWidth>::kFloats;
   static constexpr std::size_t kBytes = sizeof(float) * (Tokens * kToken + 2 * kPartial);
 };
 
@@ -63,11 +63,19 @@ __device__ __forceinline__ void stage_tokens(const TwoKeyCall& call, const Place
     for (int t = 0; t < kBatch; ++t) {
       if (first + t >= count) break;
       float* token = stage + (first + t) * L::kToken + at.thread;
-      token[0] = has_key ? widen(q[t]) : 0.0F;
-      token[L::kKeys] = has_key && call.delta ? widen(e[t]) : 0.0F;
-      token[2 * L::kKeys] = has_key ? widen(w[t]) : 0.0F;
-      token[3 * L::kKeys] =
-          call.gate != GateKind::none ? decay_factor(gate_value(call.g.dtype, g[t])) : 1.0F;
+      const float query = has_key ? widen(q[t]) : 0.0F, write = has_key ? widen(w[t]) : 0.0F;
+      const float erase = has_key && call.delta ? widen(e[t]) : 0.0F;
+      float decay = 1.0F;
+      if (call.gate != GateKind::none) decay = decay_factor(gate_value(call.g.dtype, g[t]));
+      token[0] = decay * query;
+      token[L::kKeys] = decay * erase;
+      token[2 * L::kKeys] = write;
+      token[3 * L::kKeys] = decay;
+      float seen[1] = {query * write};
+      sum_lanes(seen, at.lane);
+      if (at.lane == 0) {
+        stage[(first + t) * L::kToken + 4 * L::kKeys + Tiles * kColumns + 4 + at.warp] = seen[0];
+      }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const int column = at.thread + part * 32 * Warps;
@@ -101,35 +109,23 @@ __device__ __forceinline__ void step_token(float (&s)[kStepRows][kWidth], const 
                                            float* partial, const TwoKeyCall& call, const Place& at,
                                            std::int64_t row, int tile, bool writes) {
   using L = StepLayout<Warps, Tokens, Tiles>;
-  float sums[2 * kWidth] = {}, qw = 0.0F;  // S~^T e, S~^T q; q . w
-  float w[kStepRows];
+  float sums[2 * kWidth] = {};  // S^T (a e), S^T (a q)
 #pragma unroll
   for (int r = 0; r < kStepRows; r += 4) {
-    const float* from = token + at.row + r;
-    const float4 q4 = *reinterpret_cast<const float4*>(from);
-    const float4 e4 = *reinterpret_cast<const float4*>(from + L::kKeys);
-    const float4 w4 = *reinterpret_cast<const float4*>(from + 2 * L::kKeys);
-    const float4 a4 = *reinterpret_cast<const float4*>(from + 3 * L::kKeys);
+    const float4 q4 = *reinterpret_cast<const float4*>(token + at.row + r);
+    const float4 e4 = *reinterpret_cast<const float4*>(token + L::kKeys + at.row + r);
     const float q[4] = {q4.x, q4.y, q4.z, q4.w}, e[4] = {e4.x, e4.y, e4.z, e4.w};
-    const float a[4] = {a4.x, a4.y, a4.z, a4.w};
-    w[r] = w4.x, w[r + 1] = w4.y, w[r + 2] = w4.z, w[r + 3] = w4.w;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      qw += q[i] * w[r + i];
 #pragma unroll
       for (int c = 0; c < kWidth; ++c) {
-        s[r + i][c] *= a[i];
         sums[c] += s[r + i][c] * e[i];
         sums[kWidth + c] += s[r + i][c] * q[i];
       }
     }
   }
   const Partial<Warps, 2 * kWidth> columns{partial};
-  float* numbers = partial + L::kSums;
   columns.put(sums, at);
-  qw += __shfl_xor_sync(0xffffffffU, qw, 16);
-  qw += __shfl_xor_sync(0xffffffffU, qw, 8);
-  if (at.lane == 0) numbers[at.warp] = qw;
   __syncthreads();
 
   float u[kWidth];
@@ -140,22 +136,29 @@ __device__ __forceinline__ void step_token(float (&s)[kStepRows][kWidth], const 
   u[0] = gain * (v.x - u[0]), u[1] = gain * (v.y - u[1]);
   u[2] = gain * (v.z - u[2]), u[3] = gain * (v.w - u[3]);
 #pragma unroll
-  for (int r = 0; r < kStepRows; ++r) {
+  for (int r = 0; r < kStepRows; r += 4) {
+    const float4 w4 = *reinterpret_cast<const float4*>(token + 2 * L::kKeys + at.row + r);
+    const float4 a4 = *reinterpret_cast<const float4*>(token + 3 * L::kKeys + at.row + r);
+    const float w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4] = {a4.x, a4.y, a4.z, a4.w};
 #pragma unroll
-    for (int c = 0; c < kWidth; ++c) s[r][c] += w[r] * u[c];
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int c = 0; c < kWidth; ++c) s[r + i][c] = a[i] * s[r + i][c] + w[i] * u[c];
+    }
   }
   const int column = at.column + tile * kColumns + at.group;
   if (!writes || column >= call.d_v || call.o == nullptr) return;
   float o = columns.get_one(1, at.inside + at.group), seen = 0.0F;
 #pragma unroll
-  for (int warp = 0; warp < Warps; ++warp) seen += numbers[warp];
+  for (int warp = 0; warp < Warps; ++warp) seen += values[Tiles * kColumns + 4 + warp];
   o = call.scale * (o + seen * own_column(u, at));
   static_cast<Format*>(call.o)[(row * call.value_heads + at.head) * call.d_v + column] =
       narrow<Format>(o);
 }
 
 // Grid: sequences, value heads, and split.tiles parts of `most_tiles` tiles, at most Tiles. d_v is
-// a multiple of four, the states are aligned to 16 bytes, no sequence has more than Tokens tokens.
+// a multiple of four, the states are aligned to 16 bytes, no sequence has more than Tokens tokens;
+// where that is one, the call is dense and each has one.
 template <class Format, class Store, int Warps, int Tokens, int Tiles>
 __global__ void __launch_bounds__(32 * Warps, (Tiles == 1 ? 28 : 16) / Warps)
     step_kernel(const TwoKeyCall call, const Split split, const int most_tiles) {
@@ -186,10 +189,10 @@ __global__ void __launch_bounds__(32 * Warps, (Tiles == 1 ? 28 : 16) / Warps)
     }
   };
   fetch(0);
-  const std::int64_t begin = call.rows.begin(at.sequence);
-  const std::int64_t length = call.rows.end(at.sequence) - begin;
+  const std::int64_t begin = Tokens == 1 ? at.sequence : call.rows.begin(at.sequence);
+  const std::int64_t length = Tokens == 1 ? 1 : call.rows.end(at.sequence) - begin;
   if (!call.takes(length)) return;
-  const int count = static_cast<int>(length);
+  const int count = Tokens == 1 ? 1 : static_cast<int>(length);
   auto* stage = reinterpret_cast<float*>(shared_memory());
   float* partials = stage + Tokens * L::kToken;
   stage_tokens<Format, Warps, Tokens, Tiles>(call, at, begin, count, columns, stage);
@@ -197,7 +200,7 @@ __global__ void __launch_bounds__(32 * Warps, (Tiles == 1 ? 28 : 16) / Warps)
 
   int turn = 0;
 #pragma unroll 1
-  for (int tile = 0; tile * kColumns < columns; ++tile) {
+  for (int tile = 0; tile == 0 || (Tiles > 1 && tile * kColumns < columns); ++tile) {
     float s[kStepRows][kWidth];
 #pragma unroll
     for (int r = 0; r < kStepRows; ++r) widen_word(s[r], words[r]);
