@@ -200,15 +200,15 @@ class PrepMaker {
 
 // The worst ratio of an error to what it may be, by field of the record; above 1 is a failure.
 struct PrepErrors {
-  double t = 0, p = 0, decays = 0, scaled = 0;
-  double t_rms = 0, p_rms = 0;  // relative to the RMS of the tile
-  double worst() const { return std::max({t, p, decays, scaled}); }
+  double y = 0, p = 0, decays = 0, scaled = 0;
+  double y_rms = 0, p_rms = 0;  // relative to the RMS of the tile
+  double worst() const { return std::max({y, p, decays, scaled}); }
   void merge(const PrepErrors& other) {
-    t = std::max(t, other.t);
+    y = std::max(y, other.y);
     p = std::max(p, other.p);
     decays = std::max(decays, other.decays);
     scaled = std::max(scaled, other.scaled);
-    t_rms = std::max(t_rms, other.t_rms);
+    y_rms = std::max(y_rms, other.y_rms);
     p_rms = std::max(p_rms, other.p_rms);
   }
 };
@@ -235,7 +235,7 @@ class PrepCheck {
     check_square(layout_.square_p, p_, p_bound_, errors_.p, errors_.p_rms);
     if (c_.delta) {
       invert();
-      check_square(layout_.square_y, t_, t_bound_, errors_.t, errors_.t_rms);
+      check_square(layout_.square_y, y_, y_bound_, errors_.y, errors_.y_rms);
     }
     check_decays();
     if (c_.kind == kernels::GateKind::channel) check_scaled();
@@ -275,7 +275,7 @@ class PrepCheck {
                 : data_.gate_value(data_.b, static_cast<std::size_t>(first_ + i) *
                                                     static_cast<std::size_t>(c_.value_heads) +
                                                 static_cast<std::size_t>(head_));
-        gain_[static_cast<std::size_t>(i)] = b == 0 ? 0x1p-30 : b;
+        gain_[static_cast<std::size_t>(i)] = b;
       }
     }
     for (int d = 0; d < c_.d_k; ++d) {
@@ -321,26 +321,26 @@ class PrepCheck {
   }
 
   void invert() {
-    t_.assign(64 * 256, 0.0);
-    t_bound_.assign(64 * 256, 0.0);
+    y_.assign(64 * 256, 0.0);
+    y_bound_.assign(64 * 256, 0.0);
     for (int c = 0; c < 64; ++c) {
       for (int i = c; i < 64; ++i) {
         double sum = i == c ? 1.0 : 0.0;
-        for (int j = c; j < i; ++j) sum -= gain(i) * at(a_, i, j) * at(t_, j, c);
-        at(t_, i, c) = sum;
+        for (int j = c; j < i; ++j) sum -= at(a_, i, j) * gain(j) * at(y_, j, c);
+        at(y_, i, c) = sum;
       }
     }
     Rows half(64 * 256);
     for (int i = 0; i < 64; ++i) {
       for (int c = 0; c < 64; ++c) {
         for (int j = 0; j < i; ++j) {
-          at(half, i, c) += std::abs(gain(i)) * at(a_bound_, i, j) * std::abs(at(t_, j, c));
+          at(half, i, c) += at(a_bound_, i, j) * std::abs(gain(j) * at(y_, j, c));
         }
       }
     }
     for (int i = 0; i < 64; ++i) {
       for (int c = 0; c < 64; ++c) {
-        for (int j = 0; j <= i; ++j) at(t_bound_, i, c) += std::abs(at(t_, i, j)) * at(half, j, c);
+        for (int j = 0; j <= i; ++j) at(y_bound_, i, c) += std::abs(at(y_, i, j)) * at(half, j, c);
       }
     }
   }
@@ -425,7 +425,7 @@ class PrepCheck {
   double unit_, tiny_;
   std::int64_t first_ = 0;
   int count_ = 0;
-  Rows q_, e_, w_, step_, prefix_, suffix_, a_, p_, t_, a_bound_, p_bound_, t_bound_;
+  Rows q_, e_, w_, step_, prefix_, suffix_, a_, p_, y_, a_bound_, p_bound_, y_bound_;
   std::vector<double> gain_;
   PrepErrors errors_;
 };

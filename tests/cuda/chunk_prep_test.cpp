@@ -69,7 +69,7 @@ void expect_right(GateKind kind, int cases) {
     set_thread_order(static_cast<std::uint64_t>(number % 3));
     const PrepErrors errors = run(numbered_case(kind, number));
     EXPECT_LE(errors.p, 1) << "case " << number;
-    EXPECT_LE(errors.t, 1) << "case " << number;
+    EXPECT_LE(errors.y, 1) << "case " << number;
     EXPECT_LE(errors.decays, 1) << "case " << number;
     EXPECT_LE(errors.scaled, 1) << "case " << number;
   }
