@@ -156,7 +156,9 @@ class GradLoader {
     } else {
       const Span span = sequences.span(item.chunk);
       item.first = span.first;
-      item.count = span.count;
+      // Without rows there is nothing to write.
+      const std::int64_t length = sequences.end(span.sequence) - sequences.begin(span.sequence);
+      item.count = sizes.takes(length) ? span.count : 0;
     }
     step_.item() = item;
   }

@@ -38,7 +38,7 @@ struct GradProblem {
   std::vector<std::int64_t> boundaries{0}, chunk_boundaries{0};
   Doubles q, e, w, v, g, b, d_o;    // rounded to their dtypes
   Doubles states, d_states;         // [C, HV, K, V], S_0 and dS_C
-  Doubles u, d_v;                   // U / b and dV
+  Doubles z, d_v;                   // U / b and dV
   Doubles d_q, d_e, d_w, d_g, d_b;  // expected
   Doubles gain;                     // b
 
@@ -101,11 +101,11 @@ inline void step_by_step(GradProblem& p, std::int64_t sequence, std::int64_t hea
         for (int k = 0; k < K; ++k)
           error -= state[static_cast<std::size_t>(k * V + j)] * key(p.e, row)[k];
       }
-      value(p.u, row)[j] = error;
+      value(p.z, row)[j] = error;
     }
     for (int k = 0; k < K; ++k) {
       for (int j = 0; j < V; ++j) {
-        state[static_cast<std::size_t>(k * V + j)] += gain * key(p.w, row)[k] * value(p.u, row)[j];
+        state[static_cast<std::size_t>(k * V + j)] += gain * key(p.w, row)[k] * value(p.z, row)[j];
       }
     }
   }
@@ -116,22 +116,22 @@ inline void step_by_step(GradProblem& p, std::int64_t sequence, std::int64_t hea
     const double gain = p.gain[static_cast<std::size_t>(row * p.value_heads + head)];
     const Doubles& before = decayed[static_cast<std::size_t>(row - first)];
     const double *q = key(p.q, row), *e = key(p.e, row), *w = key(p.w, row);
-    const double *u = value(p.u, row), *d_o = value(p.d_o, row);
+    const double *z = value(p.z, row), *d_o = value(p.d_o, row);
     double* d_v = value(p.d_v, row);
     double d_b = 0.0;
     for (int k = 0; k < K; ++k) {
       for (int j = 0; j < V; ++j) {
         const auto at = static_cast<std::size_t>(k * V + j);
-        key(p.d_q, row)[k] += scale * (before[at] + gain * w[k] * u[j]) * d_o[j];
+        key(p.d_q, row)[k] += scale * (before[at] + gain * w[k] * z[j]) * d_o[j];
         back[at] += scale * q[k] * d_o[j];
-        key(p.d_w, row)[k] += back[at] * gain * u[j];
+        key(p.d_w, row)[k] += back[at] * gain * z[j];
       }
     }
     for (int j = 0; j < V; ++j) {
       double d_u = 0.0;
       for (int k = 0; k < K; ++k) d_u += back[static_cast<std::size_t>(k * V + j)] * w[k];
       d_v[j] = gain * d_u;
-      d_b += d_u * u[j];
+      d_b += d_u * z[j];
     }
     p.d_b[static_cast<std::size_t>(row * p.value_heads + head)] = d_b;
     for (int k = 0; k < K; ++k) {
@@ -214,7 +214,7 @@ inline GradProblem make_problem(const GradCase& c) {
   p.gain = p.b;
   p.states.resize(count(p.chunks, p.value_heads, std::int64_t{c.d_k} * c.d_v));
   p.d_states.resize(p.states.size());
-  p.u.resize(p.v.size());
+  p.z.resize(p.v.size());
   p.d_v.resize(p.v.size());
   p.d_q.resize(p.q.size());
   p.d_e.resize(p.q.size());
@@ -309,7 +309,7 @@ class GradTensors {
     chunk.records = static_cast<unsigned char*>(copy(records));
     chunk.states = copy(state_tiles(p, p.states));
     chunk.d_states = copy(state_tiles(p, p.d_states));
-    chunk.z = copy(bytes_of(p.u, c.format));
+    chunk.z = copy(bytes_of(p.z, c.format));
     chunk.d_value = copy(bytes_of(p.d_v, c.format));
     const std::int64_t sums = kernels::chunk_grad_floats(chunk);
     if (sums > 0) {
