@@ -45,6 +45,15 @@ struct ChannelShared {
   static constexpr int bytes(int stages) { return kStages + stages * Base::kStage; }
 };
 
+// A number of which the compiler knows nothing, so that it does not keep all multiples of a stride
+// in registers.
+__device__ __forceinline__ std::int64_t forget(std::int64_t number) {
+#if !defined(RANKONE_CUDA_EMULATION)
+  asm volatile("" : "+l"(number));
+#endif
+  return number;
+}
+
 template <class Format, bool Totals>
 struct GradChannel {
   using Shared = ChannelShared;
@@ -117,14 +126,14 @@ struct GradChannel {
     const float factor = group == 0 ? call.chunk.call.scale : -1.0F;
     unsigned char* const tile = shared + (group == 0 ? Base::kSeen : Base::kRead);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int i = row + 8 * j;
+    for (int n = 0; n < 8; ++n) {
+      const int column = 8 * n + 2 * (lane % 4);
+      const float2 gains = *reinterpret_cast<const float2*>(rows.gain + column);
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int column = 8 * n + 2 * (lane % 4);
+      for (int j = 0; j < 2; ++j) {
+        const int i = row + 8 * j;
         const float x = factor * sums.inner[4 * n + 2 * j];
         const float y = factor * sums.inner[4 * n + 2 * j + 1];
-        const float2 gains = *reinterpret_cast<const float2*>(rows.gain + column);
         m[n / 2][n % 2 * 2 + j] = pack<Format>(gains.x * x, gains.y * y);
         if (n / 2 < block) {
           *reinterpret_cast<std::uint32_t*>(tile + Values::place(i, n) + lane % 4 * 4) =
@@ -223,17 +232,18 @@ struct GradChannel {
     return at<float>(from, (16 * part + i) * Shared::kRowFloats + channel);
   }
 
-  // A gradient of a key of row i: added up over the group, or stored at once.
+  // A gradient of a key of row i, `offset` elements behind the thread's first: added up over the
+  // group, or stored at once.
   template <int Count>
   __device__ __forceinline__ void put_key(const GradStep& step, float (&sums)[Count], int i,
-                                          float value, Format* to) const {
+                                          float value, Format* to, std::int64_t offset) const {
     if constexpr (Totals) {
       sums[i] = value + (step.member == 0 ? 0.0F : sums[i]);
       if (!step.last_of_pass(call)) return;
       value = sums[i];
     }
     if (to == nullptr || 16 * part + i >= step.item().count) return;
-    to[i * call.chunk.call.heads * call.chunk.call.d_k] = narrow<Format>(value);
+    to[offset] = narrow<Format>(value);
   }
   // Where the thread's first row of a gradient is; null if there is none.
   __device__ __forceinline__ Format* first_key(const GradStep& step, void* gradient) const {
@@ -253,6 +263,8 @@ struct GradChannel {
     Format* const d_query = first_key(step, back.d_q);
     Format* const d_erase = first_key(step, call.chunk.call.delta && !summed ? back.d_e : nullptr);
     Format* const d_write = first_key(step, back.d_w);
+    const std::int64_t stride = call.chunk.call.heads * call.chunk.call.d_k;
+    std::int64_t offset = 0;
     float product = 1.0F;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -274,8 +286,9 @@ struct GradChannel {
       exchanged(Shared::kQueries, i) = q * d_q + e * d_e;
       exchanged(Shared::kErases, i) = d_e;
       d_q += at<float2>(Shared::kPairs, (16 * part + i) * 16 + i).x * w[i];
-      put_key(step, query_sum, i, d_q, d_query);
-      if (!summed) put_key(step, erase_sum, i, d_e, d_erase);
+      put_key(step, query_sum, i, d_q, d_query, offset);
+      if (!summed) put_key(step, erase_sum, i, d_e, d_erase, offset);
+      offset = forget(offset + stride);
     }
     product = 1.0F;
     float behind = 0.0F, before = 0.0F;
@@ -291,7 +304,9 @@ struct GradChannel {
       const float diagonal = at<float2>(Shared::kPairs, (16 * part + i) * 16 + i).x;
       inner[i] += old + diagonal * key(Base::kQuery, i);
       const float d_w = rows.gain[16 * part + i] * inner[i];
-      put_key(step, write_sum, i, summed ? d_w + exchanged(Shared::kErases, i) : d_w, d_write);
+      offset = forget(offset - stride);
+      put_key(step, write_sum, i, summed ? d_w + exchanged(Shared::kErases, i) : d_w, d_write,
+              offset);
       inner[i] *= key(Base::kWrite, i);
       product *= decay[i];
     }

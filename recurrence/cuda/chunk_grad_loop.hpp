@@ -251,6 +251,7 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
   }
   GradGates gates;
   typename Head::Sums sums;
+  sums.clear();
   int stage = 0;
   while (step.valid()) {
     if (loads) {
@@ -263,7 +264,6 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
     }
     __syncthreads();
     if (step.tile == 0) {
-      sums.clear();
       head.start_head(step);
       if (threadIdx.x / 32 == 8) gates.ask(call, step);
     }
@@ -294,6 +294,7 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
         if (!done.last_of_pass(call) || !step.valid()) return;
         loader.load_keys(step);
       });
+      sums.clear();  // here, so that finish_head() has their registers
     }
     if (loads) copy_commit();
   }

@@ -49,23 +49,26 @@ struct GradScalar {
                                                      std::uint32_t (&m)[4][4]) const {
     const float factor = group == 0 ? call.chunk.call.scale : -1.0F;
     unsigned char* const tile = shared + (group == 0 ? Shared::kSeen : Shared::kRead);
+    const int own = row + lane / 4;
+    const float high[2] = {rows.high[own], rows.high[own + 8]};
+    const float low[2] = {rows.low[own], rows.low[own + 8]};
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int i = row + lane / 4 + 8 * j;
-      const float high = rows.high[i], low = rows.low[i];
+    for (int n = 0; n < 8; ++n) {
+      const int first = 8 * n + 2 * (lane % 4);
+      const auto pair = [first](const float* of) {
+        return *reinterpret_cast<const float2*>(of + first);
+      };
+      const float2 highs = pair(rows.high), lows = pair(rows.low);
+      const float2 gains = pair(rows.gain), mantissas = pair(rows.mantissa);
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int first = 8 * n + 2 * (lane % 4);
-        const float2 highs = *reinterpret_cast<const float2*>(rows.high + first);
-        const float2 lows = *reinterpret_cast<const float2*>(rows.low + first);
+      for (int j = 0; j < 2; ++j) {
+        const int i = own + 8 * j;
         const float x = factor * sums.inner[4 * n + 2 * j];
         const float y = factor * sums.inner[4 * n + 2 * j + 1];
         if (group == 0 && first == i) rows.diagonal[i] = x;
         if (group == 0 && first + 1 == i) rows.diagonal[i] = y;
-        const float decay_x = exp2_bounded(high - highs.x + (low - lows.x));
-        const float decay_y = exp2_bounded(high - highs.y + (low - lows.y));
-        const float2 gains = *reinterpret_cast<const float2*>(rows.gain + first);
-        const float2 mantissas = *reinterpret_cast<const float2*>(rows.mantissa + first);
+        const float decay_x = exp2_bounded(high[j] - highs.x + (low[j] - lows.x));
+        const float decay_y = exp2_bounded(high[j] - highs.y + (low[j] - lows.y));
         const float left = first < i ? decay_x * x : 0.0F;
         const float right = first + 1 < i ? decay_y * y : 0.0F;
         m[n / 2][n % 2 * 2 + j] = pack<Format>(gains.x * left, gains.y * right);
