@@ -23,6 +23,8 @@ namespace rankone::recurrence::cuda {
 
 inline constexpr int kChunkRows = 64;
 inline constexpr int kSquareBytes = 64 * 64 * 2;  // Y or P
+// Bytes of in, out, gain, keep and precise.
+__host__ __device__ constexpr int number_bytes(int columns) { return 3 * 256 + columns * 4 + 16; }
 inline constexpr int kValueTile = 64;             // value columns of one block of the scans
 
 // Columns of a key tile: d_k rounded up to what the kernels are compiled for.
@@ -36,22 +38,24 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 // One record per (chunk, value head), number chunk * HV + head, one behind the other:
 //
 //   Y        [64, 64] tile (delta calls; absent otherwise)
-//   Y low    [64, 64] tile, precise records only: what rounding Y to the format has left
+//   Y low    [64, 64] tile: what rounding Y to the format has left; written where `precise` is set
 //   P        [64, 64] tile
 //   in       [64] float: exp(G_i); 1 without decay and for channel decay. Rows beyond the count
 //            repeat the last one.
 //   out      [64] float: exp(G_last - G_i); likewise
 //   gain     [64] float: b_i; 0 beyond the count
 //   keep     [key_columns] float: exp(G_last) of every channel (scalar: all the same); 0 beyond d_k
+//   precise  float, then 12 bytes unused: not 0 where Y is far from the unit matrix. There Z needs the
+//            low part of Y and of R, as exact as a solve in float32 would be: with correlated keys
+//            and gains near two their roundings would be the largest error of all.
 //            in, out, keep and the factors of the scaled tiles are at most 1e37, so that g > 0
 //            (which is legal) leaves a zero state zero
 //   channel decay only: Q~, E~ (delta calls), W^: [64, key_columns] tiles, without `scale`
 struct RecordLayout {
-  std::int64_t square_y, square_low, square_p, in, out, gain, keep, query, erase, write, bytes;
-  bool precise = false;
+  std::int64_t square_y, square_low, square_p, in, out, gain, keep, precise, query, erase, write, bytes;
 
   RecordLayout() = default;
-  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta, bool with_low = false)
+  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta)
       : square_y(0),
         square_low(0),
         square_p(0),
@@ -59,20 +63,21 @@ struct RecordLayout {
         out(0),
         gain(0),
         keep(0),
+        precise(0),
         query(0),
         erase(0),
         write(0),
         bytes(0) {
     const int columns = key_columns(d_k);
     const std::int64_t key_tile = std::int64_t{64} * columns * 2;
-    precise = delta && with_low;
     square_low = square_y + (delta ? kSquareBytes : 0);
-    square_p = square_low + (precise ? kSquareBytes : 0);
+    square_p = square_low + (delta ? kSquareBytes : 0);
     in = square_p + kSquareBytes;
     out = in + 64 * 4;
     gain = out + 64 * 4;
     keep = gain + 64 * 4;
-    query = keep + columns * 4;
+    precise = keep + columns * 4;
+    query = precise + 16;
     const bool scaled = gate == GateKind::channel;
     erase = query + (scaled ? key_tile : 0);
     write = erase + (scaled && delta ? key_tile : 0);

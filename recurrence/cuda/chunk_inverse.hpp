@@ -158,16 +158,30 @@ __device__ __forceinline__ void invert_column(const InverseTiles& tiles, const f
   }
 }
 
+// Whether the inverse calls for products of float32 class: the squares of a row of the triangle sum
+// to half or more. `sums`: of the squares of this lane's elements of two rows (rows of a warp's
+// accumulator). Noted for the block in `notes`, one per warp.
+__device__ __forceinline__ void note_size(float upper, float lower, int* notes) {
+  const float sum[2] = {upper + __shfl_xor_sync(0xffffffffU, upper, 1),
+                        lower + __shfl_xor_sync(0xffffffffU, lower, 1)};
+  const float first = sum[0] + __shfl_xor_sync(0xffffffffU, sum[0], 2);
+  const float second = sum[1] + __shfl_xor_sync(0xffffffffU, sum[1], 2);
+  // Not "at least": NaN counts as large.
+  const int large = __any_sync(0xffffffffU, !(first < 0.5F && second < 0.5F));
+  if (threadIdx.x % 32 == 0) notes[threadIdx.x / 32] = large;
+}
+
 // All of it: from rows of the strict triangle that each warp put into its own 16 rows (the upper
 // part of the diagonal blocks is not looked at) to the tile, or with `precise` both tiles, in
 // global memory. `tile` is shared memory for them beside the triangle. By 128 threads.
 template <class Format>
-__device__ __forceinline__ void invert_triangle(float* triangle, unsigned char* tile,
-                                                unsigned char* out, bool precise) {
+__device__ __forceinline__ bool invert_triangle(float* triangle, unsigned char* tile,
+                                                unsigned char* out, const int* notes) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   __syncwarp();
   invert_diagonal_block(triangle + 16 * warp * (kTriangleRow + 1));
   __syncthreads();
+  const bool precise = (notes[0] | notes[1] | notes[2] | notes[3]) != 0;
   invert_column<Format>({tile, precise ? tile + kSquareBytes : nullptr}, triangle, warp);
   __syncthreads();
 #pragma unroll
@@ -179,6 +193,7 @@ __device__ __forceinline__ void invert_triangle(float* triangle, unsigned char* 
           *reinterpret_cast<const uint4*>(tile + kSquareBytes + at);
     }
   }
+  return precise;
 }
 
 }  // namespace rankone::recurrence::cuda

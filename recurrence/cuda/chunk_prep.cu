@@ -15,6 +15,7 @@ constexpr int kThreads = 128;
 struct Shared {
   float sums[2 * 64];  // of sum_gates()
   float gain[64];
+  int notes[32];  // of note_size(); padded
 
   __device__ float2 sum(int row) const { return make_float2(sums[2 * row], sums[2 * row + 1]); }
 };
@@ -22,9 +23,9 @@ constexpr int kTiles = sizeof(Shared);  // where the key tiles begin; later the 
 static_assert(kTiles % 128 == 0);
 
 template <int Columns>
-std::size_t shared_bytes(bool delta, bool same_key, bool precise) {
+std::size_t shared_bytes(bool delta, bool same_key) {
   const std::size_t keys = KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
-  const std::size_t solve = delta ? kTriangleBytes + (precise ? 2 : 1) * kSquareBytes : 0;
+  const std::size_t solve = delta ? kTriangleBytes + 2 * kSquareBytes : 0;
   return kTiles + (keys > solve ? keys : solve);
 }
 
@@ -171,24 +172,30 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
 
   auto* const triangle = reinterpret_cast<float*>(tiles);
   __syncthreads();  // the keys are used up
+  float squares[2] = {0.0F, 0.0F};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     if (8 * n >= m + 16) break;
     const float2 gain = *reinterpret_cast<const float2*>(shared.gain + 8 * n + 2 * t);
     float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * t;
-    *reinterpret_cast<float2*>(to) = make_float2(gain.x * a[n][0], gain.y * a[n][1]);
-    *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
-        make_float2(gain.x * a[n][2], gain.y * a[n][3]);
+    const float2 above = make_float2(gain.x * a[n][0], gain.y * a[n][1]);
+    const float2 below = make_float2(gain.x * a[n][2], gain.y * a[n][3]);
+    squares[0] += above.x * above.x + above.y * above.y;
+    squares[1] += below.x * below.x + below.y * below.y;
+    *reinterpret_cast<float2*>(to) = above;
+    *reinterpret_cast<float2*>(to + 8 * kTriangleRow) = below;
   }
-  invert_triangle<Format>(triangle, tiles + kTriangleBytes, record + c.layout.square_y,
-                          c.layout.precise);
+  note_size(squares[0], squares[1], shared.notes);
+  const bool precise = invert_triangle<Format>(triangle, tiles + kTriangleBytes,
+                                               record + c.layout.square_y, shared.notes);
+  if (thread == 0) *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
 }
 
 template <class Format, int Columns>
 void launch_columns(const ChunkCall& c, void* stream) {
   const auto start = [&](auto kernel) {
     launch(kernel, c.call.rows.chunks * c.call.value_heads, kThreads,
-           shared_bytes<Columns>(c.call.delta, c.call.same_key, c.layout.precise), stream, c);
+           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c);
   };
   c.call.delta ? start(prepare_scalar<Format, Columns, true>)
                : start(prepare_scalar<Format, Columns, false>);

@@ -22,6 +22,7 @@ constexpr float kMostFactor = 1e37F;
 
 template <int Columns>
 struct Shared {
+  int notes[32];  // of note_size(); padded
   float gain[64];
   // By block of 16 rows and 32 channels: whether the middle row serves as its anchor.
   std::int32_t middle[4][8];
@@ -553,12 +554,19 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     auto* const triangle = &shared.gates[0][0];
     static_assert(sizeof shared.gates >= kTriangleBytes);
     static_assert(2 * KeyTile<Columns>::kBytes >= 2 * kSquareBytes);
+    float squares[2] = {0.0F, 0.0F};
     const auto put_a = [&](int n, const float(&value)[4]) {
       const float2 gain = *reinterpret_cast<const float2*>(shared.gain + 8 * n + 2 * at.t);
       float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * at.t;
-      *reinterpret_cast<float2*>(to) = make_float2(gain.x * value[0], gain.y * value[1]);
-      *reinterpret_cast<float2*>(to + 8 * kTriangleRow) =
-          make_float2(gain.x * value[2], gain.y * value[3]);
+      const float2 above = make_float2(gain.x * value[0], gain.y * value[1]);
+      const float2 below = make_float2(gain.x * value[2], gain.y * value[3]);
+      const int column = 8 * n + 2 * at.t;  // what is not below the diagonal is nothing
+      squares[0] += (column < upper ? above.x * above.x : 0.0F) +
+                    (column + 1 < upper ? above.y * above.y : 0.0F);
+      squares[1] += (column < lower ? below.x * below.x : 0.0F) +
+                    (column + 1 < lower ? below.y * below.y : 0.0F);
+      *reinterpret_cast<float2*>(to) = above;
+      *reinterpret_cast<float2*>(to + 8 * kTriangleRow) = below;
     };
 #pragma unroll
     for (int n = 0; n < 6; ++n) {
@@ -566,7 +574,12 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     }
     put_a(2 * warp, block.a[0]);
     put_a(2 * warp + 1, block.a[1]);
-    invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_y, c.layout.precise);
+    note_size(squares[0], squares[1], shared.notes);
+    const bool precise =
+        invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_y, shared.notes);
+    if (thread == 0) {
+      *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
+    }
   }
 }
 

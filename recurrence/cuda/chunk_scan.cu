@@ -21,11 +21,8 @@ template <class Engine>
 int shared_bytes(const TwoKeyCall& call) {
   int bytes = 0;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const bool one_key = !scaled && delta && call.same_key;
-    const int forward = ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8;
-    const int back = ScanStage<dk, scaled>(delta, call.same_key, true, delta).bytes + 8;
-    bytes = std::max(kScanStages<Engine> * forward,
-                     (one_key ? kBackStages<Engine, true> : kBackStages<Engine, false>)*back);
+    const int stages = one_key(call) ? kScanStages<Engine, true> : kScanStages<Engine, false>;
+    bytes = stages * (ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8);
   });
   return bytes;
 }

@@ -37,7 +37,7 @@ void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const
                          Engine engine, void* stream);
 
 // `states` and Z by a forward scan, `d_states`, dV and the cotangent of the initial state by a
-// backward one, both in one launch. Needs precise records.
+// backward one, both in one launch.
 struct ScanBack {
   const void* d_o = nullptr;       // [R, HV, V]
   const float* d_final = nullptr;  // [N, HV, K, V]; null: zero

@@ -6,7 +6,7 @@
 //     dU = out (D W^^T) + dO P;   dV = dR = (gain dU) Y      (additive: dV = gain dU)
 //     D = keep D + (scale in dO) Q~ - (in dV) E~
 //
-// The product with Y is as precise as in the forward scan (Precise). D and dU are kept divided by
+// D and dU are kept divided by
 // the mantissa of `scale`, which leaves a power of two with dO: so a product of inputs stays exact
 // where there is no decay.
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
-  const Stage at(Delta, call.same_key, true, Delta);
+  const Stage at(Delta, call.same_key, true);
   unsigned char* const shared = shared_memory();
   const ScanTask task(chunk, block, 1, false);
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -46,8 +46,8 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
           task.count(index), call.d_v - column);
     };
     if constexpr (Engine::kBulk) {
-      const BulkLoader<DK, Scaled, Delta, true, Delta> loader(
-          chunk, scan.tensors, at, task.sequence, task.first_chunk, task.head, true, column);
+      const BulkLoader<DK, Scaled, Delta, true> loader(chunk, scan.tensors, at, task.sequence,
+                                                       task.first_chunk, task.head, true, column);
       feed_bulk<Stages>(
           task.end - 1, task.end - task.begin, -1, kThreads,
           [&](int stage, std::int64_t index) {
@@ -55,8 +55,8 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
           },
           store);
     } else {
-      const ChunkLoader<DK, Scaled, Delta, true, Delta> loader(
-          chunk, at, task.sequence, task.first_chunk, task.head, scan.back.d_o, column);
+      const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
+                                                        task.head, scan.back.d_o, column);
       feed<Stages>(
           task.end - 1, task.end - task.begin, -1, kThreads,
           [&](int stage, std::int64_t index) {
@@ -177,25 +177,27 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     }
     if constexpr (Delta) {
       round_to<Format>(right, carried);
+      const bool precise = *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
       std::uint32_t rest[4][4];
       rest_of<Format>(rest, carried, right);
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply<typename Stage::Square, true>(carried, right[k],
-                                                                stage + at.square_low, k, k == 0);
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Square, true>(carried, rest[k],
-                                                                stage + at.square_y, k, false);
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Square, true>(carried, right[k],
-                                                                stage + at.square_y, k, false);
+                                                                stage + at.square_y, k, k == 0);
       }
       Engine::commit();
+      if (precise) {
+        Engine::begin();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          Engine::template multiply<typename Stage::Square, true>(carried, rest[k],
+                                                                  stage + at.square_y, k, false);
+          Engine::template multiply<typename Stage::Square, true>(carried, right[k],
+                                                                  stage + at.square_low, k, false);
+        }
+        Engine::commit();
+      }
     }
     Engine::template wait<0>();
     Engine::hold(carried);

@@ -13,7 +13,7 @@ __device__ __forceinline__ int feeder_thread() {
 // Brings the tiles of a chunk to shared memory with ordinary asynchronous copies, for one head and
 // block of value columns. Every thread has its own place in the rows, so that a copy costs little
 // more than its instruction.
-template <int DK, bool Scaled, bool Delta, bool Seen, bool Precise>
+template <int DK, bool Scaled, bool Delta, bool Seen>
 class ChunkLoader {
   using Stage = ScanStage<DK, Scaled>;
   static constexpr int kPieces = DK / 8, kKeyRows = kScanWorkers / kPieces;  // of one pass
@@ -57,7 +57,7 @@ class ChunkLoader {
                        (head * call.d_v + column) * 2 + thread % kValuePieces * 16;
   }
 
-  static constexpr int kSquares = kSquareBytes * (Precise ? 2 : 1);  // of Y
+  static constexpr int kSquares = 2 * kSquareBytes;  // of Y
 
   // Chunk `index` of the sequence, `count` rows.
   __device__ void load(unsigned char* stage, std::int64_t index, int count) const {
@@ -86,8 +86,8 @@ class ChunkLoader {
     }
     if constexpr (Delta) blocks<kSquares>(own + at_.square_y, record);
     if constexpr (Seen) blocks<kSquareBytes>(own + at_.square_p, record + square_p_);
-    // in, out, gain and keep stand one behind the other on both sides.
-    if (feeder_thread() * 16 < 3 * 256 + DK * 4) copy_16(own + at_.in, record + numbers_);
+    // in, out, gain, keep and precise stand one behind the other on both sides.
+    if (feeder_thread() * 16 < number_bytes(DK)) copy_16(own + at_.in, record + numbers_);
   }
 
  private:
@@ -123,7 +123,7 @@ struct ScanTensors {
 };
 
 // The same with the copy engine, by one thread.
-template <int DK, bool Scaled, bool Delta, bool Seen, bool Precise>
+template <int DK, bool Scaled, bool Delta, bool Seen>
 class BulkLoader {
   using Stage = ScanStage<DK, Scaled>;
 
@@ -145,8 +145,8 @@ class BulkLoader {
 
   // Chunk `index` of the sequence; its bytes are counted at `barrier`, with one arrival.
   __device__ void load(unsigned char* stage, std::int64_t index, std::uint64_t* barrier) const {
-    constexpr int kNumbers = 3 * 256 + DK * 4;
-    constexpr int kSquares = kSquareBytes * (Precise ? 2 : 1);  // of Y
+    constexpr int kNumbers = number_bytes(DK);
+    constexpr int kSquares = 2 * kSquareBytes;  // of Y
     const unsigned char* record = record_ + index * record_step_;
     const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate_) ? 1 : 0);
     mbarrier_arrive_expect(

@@ -20,16 +20,13 @@ struct ScanForward {
   ScanTensors tensors;
 };
 
-// Precise: R and Y each as the sum of two numbers of the format, which makes Z as exact as a solve
-// in float32 would; without output only.
-template <class Format, int DK, bool Scaled, bool Delta, bool Output, bool Precise, int Stages,
-          class Engine>
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
 __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
   using Stage = ScanStage<DK, Scaled>;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
-  const Stage at(Delta, call.same_key, Output, Precise);
+  const Stage at(Delta, call.same_key, Output);
   unsigned char* const shared = shared_memory();
   const ScanTask task(chunk, block, scan.segments.count, scan.maps.h != nullptr);
   if (!call.takes(task.rows)) return;
@@ -65,8 +62,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
           stride, task.count(index), call.d_v - column);
     };
     if constexpr (Engine::kBulk) {
-      const BulkLoader<DK, Scaled, Delta, Output, Precise> loader(
-          chunk, scan.tensors, at, task.sequence, task.first_chunk, task.head, !map, column);
+      const BulkLoader<DK, Scaled, Delta, Output> loader(chunk, scan.tensors, at, task.sequence,
+                                                         task.first_chunk, task.head, !map, column);
       feed_bulk<Stages>(
           task.begin, task.end - task.begin, 1, kThreads,
           [&](int stage, std::int64_t index) {
@@ -74,7 +71,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
           },
           store);
     } else {
-      const ChunkLoader<DK, Scaled, Delta, Output, Precise> loader(
+      const ChunkLoader<DK, Scaled, Delta, Output> loader(
           chunk, at, task.sequence, task.first_chunk, task.head, map ? nullptr : call.v, column);
       feed<Stages>(
           task.begin, task.end - task.begin, 1, kThreads,
@@ -172,27 +169,27 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     }
     if constexpr (Delta) {
       round_to<Format>(right, error);
-      [[maybe_unused]] std::uint32_t rest[4][4];
-      if constexpr (Precise) rest_of<Format>(rest, error, right);
+      const bool precise = *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
+      std::uint32_t rest[4][4];
+      rest_of<Format>(rest, error, right);
       Engine::begin();
-      if constexpr (Precise) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          Engine::template multiply<typename Stage::Square, false>(
-              error, right[k], stage + at.square_low, k, k == 0);
-        }
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply<typename Stage::Square, false>(error, right[k],
+                                                                 stage + at.square_y, k, k == 0);
+      }
+      Engine::commit();
+      if (precise) {
+        Engine::begin();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           Engine::template multiply<typename Stage::Square, false>(error, rest[k],
                                                                    stage + at.square_y, k, false);
+          Engine::template multiply<typename Stage::Square, false>(error, right[k],
+                                                                   stage + at.square_low, k, false);
         }
+        Engine::commit();
       }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Square, false>(
-            error, right[k], stage + at.square_y, k, !Precise && k == 0);
-      }
-      Engine::commit();
     }
     if constexpr (Scaled) {
 #pragma unroll

@@ -27,11 +27,12 @@ struct ScanStage {
   using Value = RowTile<64, kValueTile>;
   using Square = Tile<64, 64, false>;
 
-  int erase, write, query, value, square_y, square_low, square_p, in, out, gain, keep, bytes;
+  int erase, write, query, value, square_y, square_low, square_p, in, out, gain, keep, precise,
+      bytes;
 
-  // `seen`: with q and P. `precise`: with the low part of Y. Row tiles come first, for their
+  // `seen`: with q and P. Row tiles come first, for their
   // alignment; then what stands in the record, in its order.
-  __host__ __device__ ScanStage(bool delta, bool same_key, bool seen, bool precise = false) {
+  __host__ __device__ ScanStage(bool delta, bool same_key, bool seen) {
     int at = 0;
     const auto take = [&at](int size, bool wanted) {
       const int here = at;
@@ -46,12 +47,13 @@ struct ScanStage {
       query = take(Key::kBytes, seen);
     }
     square_y = take(Square::kBytes, delta);
-    square_low = take(Square::kBytes, delta && precise);
+    square_low = take(Square::kBytes, delta);
     square_p = take(Square::kBytes, seen);
-    in = take(3 * 256 + DK * 4, true);
+    in = take(number_bytes(DK), true);
     out = in + 256;
     gain = out + 256;
     keep = gain + 256;
+    precise = keep + DK * 4;
     if constexpr (Scaled) {
       query = take(Key::kBytes, seen);
       erase = take(Key::kBytes, delta);

@@ -28,10 +28,10 @@ std::size_t bytes_of(std::int64_t count, std::size_t size) {
   return static_cast<std::size_t>(count) * size;
 }
 
-ChunkCall with_records(Context& context, const TwoKeyCall& call, bool precise) {
+ChunkCall with_records(Context& context, const TwoKeyCall& call) {
   ChunkCall chunk;
   chunk.call = call;
-  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta, precise);
+  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta);
   chunk.records = static_cast<unsigned char*>(
       workspace(context, bytes_of(call.rows.chunks * call.value_heads * chunk.layout.bytes, 1)));
   return chunk;
@@ -48,7 +48,7 @@ bool chunk_path_takes(const TwoKeyCall& call) {
 }
 
 void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call) {
-  const ChunkCall chunk = with_records(context, call, false);
+  const ChunkCall chunk = with_records(context, call);
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
   Segments segments;
   segments.count = segment_count(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
@@ -75,7 +75,7 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
 
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
                     const TwoKeyBack& back) {
-  ChunkCall chunk = with_records(context, call, true);
+  ChunkCall chunk = with_records(context, call);
   const std::int64_t values = sequences.rows() * call.value_heads * call.d_v;
   const std::int64_t states = chunk.state_tile(call.rows.chunks, 0, 0);
   constexpr std::size_t kElement = 2;  // bytes
