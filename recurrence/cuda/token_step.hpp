@@ -156,11 +156,18 @@ __device__ __forceinline__ void step_token(float (&s)[kStepRows][kWidth], const 
       narrow<Format>(o);
 }
 
+// Warps that a multiprocessor should hold at once, which bounds the registers: measured
+// (docs/kernel-notes.md).
+template <class Store, int Tiles>
+inline constexpr int kStepWarps = Tiles > 1                      ? 16
+                                  : std::is_same_v<Store, float> ? 32
+                                                                 : 28;
+
 // Grid: sequences, value heads, and split.tiles parts of `most_tiles` tiles, at most Tiles. d_v is
 // a multiple of four, the states are aligned to 16 bytes, no sequence has more than Tokens tokens;
 // where that is one, the call is dense and each has one.
 template <class Format, class Store, int Warps, int Tokens, int Tiles>
-__global__ void __launch_bounds__(32 * Warps, (Tiles == 1 ? 28 : 16) / Warps)
+__global__ void __launch_bounds__(32 * Warps, kStepWarps<Store, Tiles> / Warps)
     step_kernel(const TwoKeyCall call, const Split split, const int most_tiles) {
   using L = StepLayout<Warps, Tokens, Tiles>;
   Place at(split, kStepRows);
