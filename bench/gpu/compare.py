@@ -240,7 +240,7 @@ def facts(options, library, device):
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": options.commit or command_output("git", "rev-parse", "--short=12", "HEAD"),
-        "command": " ".join(["compare.py", *sys.argv[1:]]),
+        "command": " ".join(["compare.py", *(a.split("/")[-1] for a in sys.argv[1:])]),  # files by name
         "rankone": library.version if library else None,
         **peers.versions(),
         "torch": torch.__version__,
