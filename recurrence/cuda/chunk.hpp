@@ -38,7 +38,6 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 // One record per (chunk, value head), number chunk * HV + head, one behind the other:
 //
 //   Y        [64, 64] tile (delta calls; absent otherwise)
-//   Y low    [64, 64] tile: what rounding Y to the format has left; written where `precise` is set
 //   P        [64, 64] tile
 //   in       [64] float: exp(G_i); 1 without decay and for channel decay. Rows beyond the count
 //            repeat the last one.
@@ -51,6 +50,8 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 //            in, out, keep and the factors of the scaled tiles are at most 1e37, so that g > 0
 //            (which is legal) leaves a zero state zero
 //   channel decay only: Q~, E~ (delta calls), W^: [64, key_columns] tiles, without `scale`
+//   Y low    [64, 64] tile (delta calls): what rounding Y to the format has left; written where
+//            `precise` is set, and read by nobody else
 struct RecordLayout {
   std::int64_t square_y, square_low, square_p, in, out, gain, keep, precise, query, erase, write, bytes;
 
@@ -70,8 +71,7 @@ struct RecordLayout {
         bytes(0) {
     const int columns = key_columns(d_k);
     const std::int64_t key_tile = std::int64_t{64} * columns * 2;
-    square_low = square_y + (delta ? kSquareBytes : 0);
-    square_p = square_low + (delta ? kSquareBytes : 0);
+    square_p = square_y + (delta ? kSquareBytes : 0);
     in = square_p + kSquareBytes;
     out = in + 64 * 4;
     gain = out + 64 * 4;
@@ -81,7 +81,8 @@ struct RecordLayout {
     const bool scaled = gate == GateKind::channel;
     erase = query + (scaled ? key_tile : 0);
     write = erase + (scaled && delta ? key_tile : 0);
-    bytes = write + (scaled ? key_tile : 0);
+    square_low = write + (scaled ? key_tile : 0);
+    bytes = square_low + (delta ? kSquareBytes : 0);
   }
 };
 

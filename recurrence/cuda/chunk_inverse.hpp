@@ -176,7 +176,8 @@ __device__ __forceinline__ void note_size(float upper, float lower, int* notes) 
 // global memory. `tile` is shared memory for them beside the triangle. By 128 threads.
 template <class Format>
 __device__ __forceinline__ bool invert_triangle(float* triangle, unsigned char* tile,
-                                                unsigned char* out, const int* notes) {
+                                                unsigned char* out, unsigned char* out_low,
+                                                const int* notes) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   __syncwarp();
   invert_diagonal_block(triangle + 16 * warp * (kTriangleRow + 1));
@@ -189,7 +190,7 @@ __device__ __forceinline__ bool invert_triangle(float* triangle, unsigned char* 
     const int at = (i * 128 + thread) * 16;
     *reinterpret_cast<uint4*>(out + at) = *reinterpret_cast<const uint4*>(tile + at);
     if (precise) {
-      *reinterpret_cast<uint4*>(out + kSquareBytes + at) =
+      *reinterpret_cast<uint4*>(out_low + at) =
           *reinterpret_cast<const uint4*>(tile + kSquareBytes + at);
     }
   }

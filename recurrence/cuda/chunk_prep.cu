@@ -186,8 +186,9 @@ __global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
     *reinterpret_cast<float2*>(to + 8 * kTriangleRow) = below;
   }
   note_size(squares[0], squares[1], shared.notes);
-  const bool precise = invert_triangle<Format>(triangle, tiles + kTriangleBytes,
-                                               record + c.layout.square_y, shared.notes);
+  const bool precise =
+      invert_triangle<Format>(triangle, tiles + kTriangleBytes, record + c.layout.square_y,
+                              record + c.layout.square_low, shared.notes);
   if (thread == 0) *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
 }
 

@@ -575,8 +575,8 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     put_a(2 * warp, block.a[0]);
     put_a(2 * warp + 1, block.a[1]);
     note_size(squares[0], squares[1], shared.notes);
-    const bool precise =
-        invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_y, shared.notes);
+    const bool precise = invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_y,
+                                                 record + c.layout.square_low, shared.notes);
     if (thread == 0) {
       *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
     }

@@ -21,8 +21,7 @@ template <class Engine>
 int shared_bytes(const TwoKeyCall& call) {
   int bytes = 0;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const int stages = one_key(call) ? kScanStages<Engine, true> : kScanStages<Engine, false>;
-    bytes = stages * (ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8);
+    bytes = kScanStages<Engine> * (ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8);
   });
   return bytes;
 }

@@ -175,11 +175,12 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
         d[1] = gain.y * (out.y * d[1] + inverse * local[4 * n + 2 * j + 1]);
       }
     }
+    [[maybe_unused]] const bool precise =
+        Delta && *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
+    [[maybe_unused]] std::uint32_t rest[4][4];
     if constexpr (Delta) {
       round_to<Format>(right, carried);
-      const bool precise = *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
-      std::uint32_t rest[4][4];
-      rest_of<Format>(rest, carried, right);
+      if (precise) rest_of<Format>(rest, carried, right);
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -187,21 +188,17 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
                                                                 stage + at.square_y, k, k == 0);
       }
       Engine::commit();
-      if (precise) {
-        Engine::begin();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          Engine::template multiply<typename Stage::Square, true>(carried, rest[k],
-                                                                  stage + at.square_y, k, false);
-          Engine::template multiply<typename Stage::Square, true>(carried, right[k],
-                                                                  stage + at.square_low, k, false);
-        }
-        Engine::commit();
-      }
     }
     Engine::template wait<0>();
     Engine::hold(carried);
     Engine::hold(state);
+    if constexpr (Delta) {
+      if (precise) {
+        add_rest<Format, typename Stage::Square, true>(
+            carried, right, rest, stage + at.square_y,
+            chunk.record(task.first_chunk + index, task.head) + chunk.layout.square_low);
+      }
+    }
     std::uint32_t result[4][4], erase[4][4];  // dV; - in dV
 #pragma unroll
     for (int n = 0; n < 8; ++n) {

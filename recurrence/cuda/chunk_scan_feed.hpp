@@ -57,8 +57,6 @@ class ChunkLoader {
                        (head * call.d_v + column) * 2 + thread % kValuePieces * 16;
   }
 
-  static constexpr int kSquares = 2 * kSquareBytes;  // of Y
-
   // Chunk `index` of the sequence, `count` rows.
   __device__ void load(unsigned char* stage, std::int64_t index, int count) const {
     const unsigned char* record = record_ + index * record_step_;
@@ -84,7 +82,7 @@ class ChunkLoader {
                                           value_ + index * 64 * value_row_, value_row_,
                                           value_inside_ ? count - value_first_ : 0);
     }
-    if constexpr (Delta) blocks<kSquares>(own + at_.square_y, record);
+    if constexpr (Delta) blocks<kSquareBytes>(own + at_.square_y, record);
     if constexpr (Seen) blocks<kSquareBytes>(own + at_.square_p, record + square_p_);
     // in, out, gain, keep and precise stand one behind the other on both sides.
     if (feeder_thread() * 16 < number_bytes(DK)) copy_16(own + at_.in, record + numbers_);
@@ -146,12 +144,11 @@ class BulkLoader {
   // Chunk `index` of the sequence; its bytes are counted at `barrier`, with one arrival.
   __device__ void load(unsigned char* stage, std::int64_t index, std::uint64_t* barrier) const {
     constexpr int kNumbers = number_bytes(DK);
-    constexpr int kSquares = 2 * kSquareBytes;  // of Y
     const unsigned char* record = record_ + index * record_step_;
     const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate_) ? 1 : 0);
     mbarrier_arrive_expect(
         barrier, static_cast<std::uint32_t>(
-                     kNumbers + (Delta ? kSquares : 0) + (Seen ? kSquareBytes : 0) +
+                     kNumbers + (Delta ? kSquareBytes : 0) + (Seen ? kSquareBytes : 0) +
                      (with_value_ ? Stage::Value::kBytes : 0) + keys * Stage::Key::kBytes));
     const int row = row_ + static_cast<int>(index) * kChunkRows;
     if constexpr (!Scaled) {
@@ -163,14 +160,15 @@ class BulkLoader {
     }
     if (with_value_) copy_rows(stage + at_.value, &tensors_.value, column_, head_, row, barrier);
     if constexpr (Seen) {
-      copy_bulk(stage + at_.square_y, record, static_cast<std::uint32_t>(layout_.bytes), barrier);
+      copy_bulk(stage + at_.square_y, record, static_cast<std::uint32_t>(layout_.square_low),
+                barrier);
     } else {
-      if constexpr (Delta) copy_bulk(stage + at_.square_y, record, kSquares, barrier);
+      if constexpr (Delta) copy_bulk(stage + at_.square_y, record, kSquareBytes, barrier);
       copy_bulk(stage + at_.in, record + layout_.in, kNumbers, barrier);
       if constexpr (Scaled) {
         const std::int64_t from = Delta ? layout_.erase : layout_.write;
         copy_bulk(stage + (Delta ? at_.erase : at_.write), record + from,
-                  static_cast<std::uint32_t>(layout_.bytes - from), barrier);
+                  static_cast<std::uint32_t>(layout_.square_low - from), barrier);
       }
     }
   }

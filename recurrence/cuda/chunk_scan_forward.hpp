@@ -167,11 +167,12 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
         at_error[1] = Delta ? v.y - in[n].y * at_error[1] : v.y;
       }
     }
+    [[maybe_unused]] const bool precise =
+        Delta && *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
+    [[maybe_unused]] std::uint32_t rest[4][4];
     if constexpr (Delta) {
       round_to<Format>(right, error);
-      const bool precise = *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
-      std::uint32_t rest[4][4];
-      rest_of<Format>(rest, error, right);
+      if (precise) rest_of<Format>(rest, error, right);
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -179,17 +180,6 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
                                                                  stage + at.square_y, k, k == 0);
       }
       Engine::commit();
-      if (precise) {
-        Engine::begin();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          Engine::template multiply<typename Stage::Square, false>(error, rest[k],
-                                                                   stage + at.square_y, k, false);
-          Engine::template multiply<typename Stage::Square, false>(error, right[k],
-                                                                   stage + at.square_low, k, false);
-        }
-        Engine::commit();
-      }
     }
     if constexpr (Scaled) {
 #pragma unroll
@@ -209,6 +199,11 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       Engine::template wait<0>();
       Engine::hold(error);
       if constexpr (Output) Engine::hold(seen);
+      if (precise) {
+        add_rest<Format, typename Stage::Square, false>(
+            error, right, rest, stage + at.square_y,
+            chunk.record(task.first_chunk + index, task.head) + chunk.layout.square_low);
+      }
     } else {
       Engine::template wait<0>();
       if constexpr (Output) Engine::hold(seen);

@@ -8,33 +8,29 @@
 
 namespace rankone::recurrence::cuda {
 
-// Three stages where they fit (Hopper, without output or with one key tile that serves as both),
-// else two; two also fit the 163 KB of older data-centre GPUs.
-template <class Engine, bool Small>
-inline constexpr int kScanStages = Engine::kBulk&& Small ? 3 : 2;
+// Three stages fit a Hopper block up to K = 128 with all three keys, two the 163 KB of older
+// data-centre GPUs.
+template <class Engine>
+inline constexpr int kScanStages = Engine::kBulk ? 3 : 2;
 
-template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
 __global__ void __launch_bounds__(kScanThreads<Engine>, 1)
     scan_kernel(const __grid_constant__ ScanForward scan) {
-  scan_forward<Format, DK, Scaled, Delta, Output, Stages, Engine>(scan, blockIdx.x);
+  scan_forward<Format, DK, Scaled, Delta, Output, kScanStages<Engine>, Engine>(scan, blockIdx.x);
 }
 
 // The first half of the blocks goes back, the others forward.
-template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
+template <class Format, int DK, bool Scaled, bool Delta, class Engine>
 __global__ void __launch_bounds__(kScanThreads<Engine>, 1)
     scan_back_kernel(const __grid_constant__ ScanBackward back,
                      const __grid_constant__ ScanForward forward) {
   const std::int64_t half = gridDim.x / 2;
   if (blockIdx.x < half) {
-    scan_backward<Format, DK, Scaled, Delta, Stages, Engine>(back, blockIdx.x);
+    scan_backward<Format, DK, Scaled, Delta, kScanStages<Engine>, Engine>(back, blockIdx.x);
   } else {
-    scan_forward<Format, DK, Scaled, Delta, false, Stages, Engine>(forward, blockIdx.x - half);
+    scan_forward<Format, DK, Scaled, Delta, false, kScanStages<Engine>, Engine>(forward,
+                                                                                blockIdx.x - half);
   }
-}
-
-// Whether raw rows of one key tile serve as both keys.
-inline bool one_key(const TwoKeyCall& call) {
-  return call.gate != GateKind::channel && (call.same_key || !call.delta);
 }
 
 // Calls visit with the compile-time choices of a call: DK, Scaled, Delta.
@@ -76,21 +72,12 @@ void start_scan(ScanForward scan, bool output, void* stream) {
   const std::int64_t blocks = call.rows.sequences * call.value_heads *
                               scan_units(call, scan.segments.count, scan.maps.h != nullptr);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const auto start = [&](auto seen, auto stages) {
+    const auto start = [&](auto seen) {
       const ScanStage<dk, scaled> stage(delta, call.same_key, seen);
-      launch(scan_kernel<Format, dk, scaled, delta, seen, stages, Engine>, blocks,
-             kScanThreads<Engine>, static_cast<std::size_t>(stages * (stage.bytes + 8)), stream,
-             scan);
+      launch(scan_kernel<Format, dk, scaled, delta, seen, Engine>, blocks, kScanThreads<Engine>,
+             static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8)), stream, scan);
     };
-    using Few = std::integral_constant<int, kScanStages<Engine, false>>;
-    using Many = std::integral_constant<int, kScanStages<Engine, true>>;
-    if (!output) {
-      start(std::false_type{}, Many{});
-    } else if (one_key(call)) {
-      start(std::true_type{}, Many{});
-    } else {
-      start(std::true_type{}, Few{});
-    }
+    output ? start(std::true_type{}) : start(std::false_type{});
   });
 }
 
@@ -103,17 +90,10 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   }
   const std::int64_t blocks = 2 * call.rows.sequences * call.value_heads * value_tiles(call.d_v);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const auto start = [&](auto stages) {
-      const ScanStage<dk, scaled> stage(delta, call.same_key, true);
-      launch(scan_back_kernel<Format, dk, scaled, delta, stages, Engine>, blocks,
-             kScanThreads<Engine>, static_cast<std::size_t>(stages * (stage.bytes + 8)), stream,
-             back, forward);
-    };
-    if (one_key(call)) {
-      start(std::integral_constant<int, kScanStages<Engine, true>>{});
-    } else {
-      start(std::integral_constant<int, kScanStages<Engine, false>>{});
-    }
+    const ScanStage<dk, scaled> stage(delta, call.same_key, true);
+    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads<Engine>,
+           static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8)), stream, back,
+           forward);
   });
 }
 

@@ -27,8 +27,7 @@ struct ScanStage {
   using Value = RowTile<64, kValueTile>;
   using Square = Tile<64, 64, false>;
 
-  int erase, write, query, value, square_y, square_low, square_p, in, out, gain, keep, precise,
-      bytes;
+  int erase, write, query, value, square_y, square_p, in, out, gain, keep, precise, bytes;
 
   // `seen`: with q and P. Row tiles come first, for their
   // alignment; then what stands in the record, in its order.
@@ -47,7 +46,6 @@ struct ScanStage {
       query = take(Key::kBytes, seen);
     }
     square_y = take(Square::kBytes, delta);
-    square_low = take(Square::kBytes, delta);
     square_p = take(Square::kBytes, seen);
     in = take(number_bytes(DK), true);
     out = in + 256;
@@ -85,6 +83,37 @@ __device__ __forceinline__ void rest_of(std::uint32_t (&rest)[Half / 8][4], cons
     for (int j = 0; j < 4; ++j) {
       const float2 high = unpack<Format>(a[k][j]);
       rest[k][j] = pack<Format>(d[8 * k + 2 * j] - high.x, d[8 * k + 2 * j + 1] - high.y);
+    }
+  }
+}
+
+// What a chunk marked precise adds to d = a Y^T, or, Transposed, to d = a Y: rest Y and a Y_low. By
+// mma.sync, with the low part straight from global memory: it is seldom wanted, and wgmma in a
+// branch would make the compiler serialise all of it.
+template <class Format, class Square, bool Transposed>
+__device__ __forceinline__ void add_rest(float (&d)[32], const std::uint32_t (&a)[4][4],
+                                         const std::uint32_t (&rest)[4][4],
+                                         const unsigned char* square, const unsigned char* low) {
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    MmaEngine<Format>::template multiply<Square, Transposed>(d, rest[k], square, k, false);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      std::uint32_t b[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (Transposed) {
+          const unsigned char* from = low + Square::place(16 * k + 8 * half + 2 * t, n) + 2 * g;
+          b[half] = *reinterpret_cast<const std::uint16_t*>(from) |
+                    static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(from + 16))
+                        << 16;
+        } else {
+          b[half] = *reinterpret_cast<const std::uint32_t*>(
+              low + Square::place(8 * n + g, 2 * k + half) + 4 * t);
+        }
+      }
+      mma_m16n8k16<Format>(reinterpret_cast<float(&)[4]>(d[4 * n]), a[k], b[0], b[1]);
     }
   }
 }
