@@ -213,8 +213,8 @@ inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) 
   emulation::end_phase_if_complete(state);
 }
 inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity, bool wanted = true) {
-  while (wanted && (static_cast<std::uint32_t>(emulation::mbarrier_at(barrier).bytes_and_phase) & 1U) ==
-         (parity & 1U)) {
+  while (wanted && (static_cast<std::uint32_t>(emulation::mbarrier_at(barrier).bytes_and_phase) &
+                    1U) == (parity & 1U)) {
     emulation::yield();
   }
 }

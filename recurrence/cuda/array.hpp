@@ -165,7 +165,8 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// The lower Half of the numbers become those of this lane and the lane across, each in its own half.
+// The lower Half of the numbers become those of this lane and the lane across, each in its own
+// half.
 template <int Half, int Count>
 __device__ __forceinline__ void fold_lanes(float (&x)[Count]) {
   constexpr int kBit = 32 * Half / Count;
@@ -178,8 +179,8 @@ __device__ __forceinline__ void fold_lanes(float (&x)[Count]) {
   if constexpr (Half > 1) fold_lanes<Half / 2>(x);
 }
 
-// Count numbers of every lane, a power of two, each summed over the lanes: number i comes out in the
-// lanes i * (32 / Count) and following. The numbers are lost.
+// Count numbers of every lane, a power of two, each summed over the lanes: number i comes out in
+// the lanes i * (32 / Count) and following. The numbers are lost.
 template <int Count>
 __device__ __forceinline__ float warp_sums(float (&x)[Count]) {
   fold_lanes<Count / 2>(x);

@@ -14,8 +14,8 @@
 //     R = V - E~ S_0;  Z = Y R;  U = diag(b) Z
 //     O = scale Q~ S_0 + P U;  S_C = diag(exp(G_last)) S_0 + W^^T U
 //
-// (Y is T = (I + diag(b) a)^-1 with the gains on the other side, T diag(b) = diag(b) Y, so that Z is
-// there also where a gain is zero.) Additive calls have Z = V: no Y, no E.
+// (Y is T = (I + diag(b) a)^-1 with the gains on the other side, T diag(b) = diag(b) Y, so that Z
+// is there also where a gain is zero.) Additive calls have Z = V: no Y, no E.
 
 #include "recurrence/cuda/call.hpp"
 
@@ -25,7 +25,7 @@ inline constexpr int kChunkRows = 64;
 inline constexpr int kSquareBytes = 64 * 64 * 2;  // Y or P
 // Bytes of in, out, gain, keep and precise.
 __host__ __device__ constexpr int number_bytes(int columns) { return 3 * 256 + columns * 4 + 16; }
-inline constexpr int kValueTile = 64;             // value columns of one block of the scans
+inline constexpr int kValueTile = 64;  // value columns of one block of the scans
 
 // Columns of a key tile: d_k rounded up to what the kernels are compiled for.
 __host__ __device__ constexpr int key_columns(int d_k) {
@@ -44,7 +44,8 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 //   out      [64] float: exp(G_last - G_i); likewise
 //   gain     [64] float: b_i; 0 beyond the count
 //   keep     [key_columns] float: exp(G_last) of every channel (scalar: all the same); 0 beyond d_k
-//   precise  float, then 12 bytes unused: not 0 where Y is far from the unit matrix. There Z needs the
+//   precise  float, then 12 bytes unused: not 0 where Y is far from the unit matrix. There Z needs
+//   the
 //            low part of Y and of R, as exact as a solve in float32 would be: with correlated keys
 //            and gains near two their roundings would be the largest error of all.
 //            in, out, keep and the factors of the scaled tiles are at most 1e37, so that g > 0
@@ -53,7 +54,8 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 //   Y low    [64, 64] tile (delta calls): what rounding Y to the format has left; written where
 //            `precise` is set, and read by nobody else
 struct RecordLayout {
-  std::int64_t square_y, square_low, square_p, in, out, gain, keep, precise, query, erase, write, bytes;
+  std::int64_t square_y, square_low, square_p, in, out, gain, keep, precise, query, erase, write,
+      bytes;
 
   RecordLayout() = default;
   __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta)
