@@ -176,7 +176,7 @@ def measure(make, case, x, expected, cut, flush):
 
 
 def reason_of(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
 # ---- From the start of a process to the first result -------------------------------------------
