@@ -5,7 +5,7 @@
 
 namespace rankone {
 
-Context::Context(ContextOptions options)
+Context::Context(const ContextOptions& options)
     : Context(options, std::make_shared<ThreadPool>(options.threads)) {}
 
 Context::Context(ContextOptions options, std::shared_ptr<ThreadPool> pool)

@@ -29,7 +29,7 @@ class Context {
  public:
   // On CUDA the arena is memory of the GPU. Fails with Status::unsupported where this build or this
   // machine has no CUDA (core/device.hpp).
-  explicit Context(ContextOptions options = {});
+  explicit Context(const ContextOptions& options = {});
   // Shares the pool of another context.
   Context(ContextOptions options, std::shared_ptr<ThreadPool> pool);
 

@@ -41,7 +41,7 @@ int current_gpu_shared_bytes();  // that a block may have
 class DeviceScope {
  public:
   explicit DeviceScope(const Context& context);
-  ~DeviceScope();
+  ~DeviceScope();  // NOLINT(performance-trivially-destructible): not so in a build with CUDA
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 

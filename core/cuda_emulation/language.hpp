@@ -12,6 +12,8 @@
 #include <cstring>
 #include <functional>
 
+// These are CUDA's own names.
+// NOLINTBEGIN
 #define __global__
 #define __device__
 #define __host__
@@ -168,3 +170,4 @@ inline uint2 make_uint2(std::uint32_t x, std::uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(std::uint32_t x, std::uint32_t y, std::uint32_t z, std::uint32_t w) {
   return {x, y, z, w};
 }
+// NOLINTEND

@@ -54,20 +54,21 @@ constexpr Excess kExcess[] = {
     {"additive_none_bf16", "d initial_state", 2.2},
     {"additive_none_f16", "d initial_state", 2.3},
     {"no_gain_f16", "dg", 1.25},
-    {"t7_minus_5_short_f16", "de", 2.5},
+    {"t7_minus_5_short_f16", "de", 3.2},
     {"t7_minus_5_bf16", "dv", 1.15},
     {"t7_minus_3_bf16", "de", 2.2},
     {"t7_minus_3_bf16", "db", 1.25},
     {"t7_minus_3_f16", "dq", 1.25},
     {"t7_alternating_f16", "dv", 1.15},
-    {"t10_empty_sequences_f16", "db", 1.3},
+    {"t7_alternating_f16", "db", 1.4},
+    {"t10_empty_sequences_f16", "db", 1.7},
     {"minus_30_bf16", "de", 1.15},
-    {"wild_keys_bf16", "de", 1.4},
+    {"wild_keys_bf16", "de", 2.6},
     {"wild_keys_bf16", "dw", 1.25},
     {"wild_keys_bf16", "dg", 1.2},
     // On a GPU only.
     {"width_128_f16", "dg", 1.25},
-    {"reflection_identical_f16", "dq", 1.15},
+    {"reflection_identical_f16", "dq", 1.5},
     {"width_100_f32", "d initial_state", 1.2},
     {"width_192_by_5_f32", "d initial_state", 1.3},
 };
@@ -114,7 +115,8 @@ class CudaCases : public testing::TestWithParam<FormatCase> {
     constexpr std::int64_t kFew = 64;
     const bool few = result.count() < kFew || result.dim(-1) == 1;
     if (format() != Dtype::f32 && few) {
-      const double allowed = std::max(2 * relative_error(plain, expected), 0.5 * spacing(format()));
+      const double allowed = excess_of(GetParam().name(), name) *
+                             std::max(2 * relative_error(plain, expected), 0.5 * spacing(format()));
       EXPECT_LE(relative_error(result, expected), allowed) << name;
     } else if (format() == Dtype::f32 && (c().bound > 0 || few)) {
       EXPECT_LE(relative_error(result, expected), std::max(c().bound, few ? 2e-5 : 0.0)) << name;
