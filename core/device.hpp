@@ -46,7 +46,7 @@ class DeviceScope {
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
-  int before_ = -1;
+  [[maybe_unused]] int before_ = -1;  // the GPU that was current; a build without CUDA has none
 };
 
 // Memory of the current GPU, not initialised. Allocating and releasing may wait for the GPU.

@@ -50,7 +50,10 @@ CASES = {
     "gdn-both": Case("gdn", "both", 1, 8192, 16),
     "kda-both": Case("kda", "both", 1, 8192, 16),
     "decode": Case("gdn", "step", 64, 1, 32),
+    "gdn-forward-long": Case("gdn", "forward", 1, 131072, 16),
+    "gdn-forward-wide": Case("gdn", "forward", 1, 65536, 96),
 }
+LARGE = ("gdn-forward-long", "gdn-forward-wide")  # only where they are asked for
 STARTS = ("start", "start-cold")
 BOUND = -5.0
 GATES = {"strong": "-30 or -0.01, even odds", "bounded": f"{BOUND:g} sigmoid(N(0, 1))",
@@ -308,7 +311,8 @@ def parse(arguments):
         " (about a minute). gates: " + "; ".join(f"{n}: g = {d}" for n, d in GATES.items()))
     parser.add_argument("--library", metavar="PATH",
                         help="librankone.so built with -DRANKONE_CUDA=ON; without it only the peer runs")
-    parser.add_argument("--cases", default=",".join([*CASES, "start"]), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--cases", default=",".join([*(n for n in CASES if n not in LARGE), "start"]),
+                        help="comma-separated (default: %(default)s)")
     parser.add_argument("--gates", default="typical,none", help="comma-separated (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the inputs (default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write all numbers there")
