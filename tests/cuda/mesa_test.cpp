@@ -1,6 +1,8 @@
 // MesaNet on CUDA: the solve by conjugate gradients against the exact one in float64, held to the
 // bounds of the cpu backend.
 
+#include <memory>
+
 #include "operators.hpp"
 
 namespace rankone::test {
@@ -75,20 +77,24 @@ struct Problem {
 
 class CudaMesa : public testing::TestWithParam<std::tuple<Dtype, Setting>> {
  protected:
-  void SetUp() override { RANKONE_NEEDS_CUDA(); }
+  void SetUp() override {
+    RANKONE_NEEDS_CUDA();
+    cuda_ = std::make_unique<Context>(cuda_context());
+  }
   Problem problem_{std::get<1>(GetParam()), std::get<0>(GetParam())};
-  Context cuda_ = cuda_context(), reference_ = reference_context();
+  std::unique_ptr<Context> cuda_;  // where there is a GPU
+  Context reference_ = reference_context();
 };
 
 TEST_P(CudaMesa, Forward) {
   const MesaCotangents& cot = problem_.cot;
   const MesaOut expected{wide_like(cot.o), wide_like(cot.final_hkk), wide_like(cot.final_hkv)};
   mesa(reference_, problem_.sequences, problem_.widened(), expected);
-  problem_.upload(cuda_);
-  const std::vector<Tensor> got = run_in_two_orders(cuda_, [&] {
-    const MesaOut out{output_like(cot.o, cuda_), output_like(cot.final_hkk, cuda_),
-                      output_like(cot.final_hkv, cuda_)};
-    mesa(cuda_, problem_.sequences, problem_.in, out);
+  problem_.upload(*cuda_);
+  const std::vector<Tensor> got = run_in_two_orders(*cuda_, [&] {
+    const MesaOut out{output_like(cot.o, *cuda_), output_like(cot.final_hkk, *cuda_),
+                      output_like(cot.final_hkv, *cuda_)};
+    mesa(*cuda_, problem_.sequences, problem_.in, out);
     return std::vector<Tensor>{out.o, out.final_hkk, out.final_hkv};
   });
   expect_close("o", got[0], expected.o, kBound);
@@ -102,10 +108,10 @@ TEST_P(CudaMesa, StopsAtTheResidual) {
   mesa(reference_, problem_.sequences, problem_.widened(), {expected, {}, {}});
   problem_.in.max_iterations = 100000;  // with the residual test off this would take minutes
   problem_.in.tolerance = 1e-6;
-  problem_.upload(cuda_);
-  const Tensor o = output_like(cot.o, cuda_);
-  mesa(cuda_, problem_.sequences, problem_.in, {o, {}, {}});
-  expect_close("o", to_host(o, cuda_), expected, kBound);
+  problem_.upload(*cuda_);
+  const Tensor o = output_like(cot.o, *cuda_);
+  mesa(*cuda_, problem_.sequences, problem_.in, {o, {}, {}});
+  expect_close("o", to_host(o, *cuda_), expected, kBound);
 }
 
 TEST_P(CudaMesa, Backward) {
@@ -118,11 +124,11 @@ TEST_P(CudaMesa, Backward) {
   const MesaGrads expected = gradients(wide_like);
   mesa_vjp(reference_, problem_.sequences, problem_.widened(),
            {wide(cot.o), wide(cot.final_hkk), wide(cot.final_hkv)}, expected);
-  problem_.upload(cuda_);
-  const std::vector<Tensor> got = run_in_two_orders(cuda_, [&] {
+  problem_.upload(*cuda_);
+  const std::vector<Tensor> got = run_in_two_orders(*cuda_, [&] {
     const MesaGrads grads =
-        gradients([&](const Tensor& tensor) { return output_like(tensor, cuda_); });
-    mesa_vjp(cuda_, problem_.sequences, in, cot, grads);
+        gradients([&](const Tensor& tensor) { return output_like(tensor, *cuda_); });
+    mesa_vjp(*cuda_, problem_.sequences, in, cot, grads);
     return std::vector<Tensor>{grads.q, grads.k,      grads.v,           grads.g,
                                grads.b, grads.lambda, grads.initial_hkk, grads.initial_hkv};
   });
