@@ -7,7 +7,7 @@ endif()
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   # Machine code for Ampere and Hopper, with Hopper's own instructions, and PTX for what comes after. A
   # GPU takes the nearest: an H200 the code of 90a.
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90a-real 80-virtual)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
 endif()
 enable_language(CUDA)
 # CMake 3.25 does not know how to ask this compiler for C++20.

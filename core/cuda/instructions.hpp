@@ -290,6 +290,17 @@ __device__ __forceinline__ std::uint64_t matrix_descriptor(const void* start, st
          (static_cast<std::uint64_t>(swizzled ? 1 : 0) << 62);
 }
 
+#else
+
+// Named in code that older GPUs never run.
+__device__ __forceinline__ void mbarrier_init(std::uint64_t*, int) {}
+__device__ __forceinline__ void mbarrier_fence() {}
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t*) {}
+__device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t*, std::uint32_t) {}
+__device__ __forceinline__ void mbarrier_wait(std::uint64_t*, std::uint32_t, bool = true) {}
+__device__ __forceinline__ void copy_bulk(void*, const void*, std::uint32_t, std::uint64_t*) {}
+__device__ __forceinline__ void copy_rows(void*, const TensorMap*, int, int, int, std::uint64_t*) {}
+
 #endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
