@@ -181,20 +181,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
-    if constexpr (Scaled) {
-#pragma unroll
-      for (int n = 0; n < DK / 8; ++n) {
-        const float2 keep = pair_of(stage + at.keep, n);
-        state[4 * n] *= keep.x;
-        state[4 * n + 1] *= keep.y;
-        state[4 * n + 2] *= keep.x;
-        state[4 * n + 3] *= keep.y;
-      }
-    } else {
-      const float keep = *reinterpret_cast<const float*>(stage + at.keep);
-#pragma unroll
-      for (int i = 0; i < DK / 2; ++i) state[i] *= keep;
-    }
+    decay_state<DK, Scaled>(state, stage + at.keep);
     if constexpr (Delta) {
       Engine::template wait<0>();
       Engine::hold(error);

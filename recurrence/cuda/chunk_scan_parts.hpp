@@ -125,6 +125,25 @@ __device__ __forceinline__ float2 pair_of(const unsigned char* row, int n) {
                                           4 * (8 * n + 2 * static_cast<int>(threadIdx.x % 4)));
 }
 
+// A state over a chunk: its columns times `keep`, which without channel decay are all the same.
+template <int DK, bool Scaled>
+__device__ __forceinline__ void decay_state(float (&state)[DK / 2], const unsigned char* keep) {
+  if constexpr (Scaled) {
+#pragma unroll
+    for (int n = 0; n < DK / 8; ++n) {
+      const float2 factor = pair_of(keep, n);
+      state[4 * n] *= factor.x;
+      state[4 * n + 1] *= factor.y;
+      state[4 * n + 2] *= factor.x;
+      state[4 * n + 3] *= factor.y;
+    }
+  } else {
+    const float factor = *reinterpret_cast<const float*>(keep);
+#pragma unroll
+    for (int i = 0; i < DK / 2; ++i) state[i] *= factor;
+  }
+}
+
 // A float32 state [K, V] of one head, in the transposed fragments: rows v = column + 16 warp + ...
 template <int DK, class Visit>
 __device__ __forceinline__ void each_state_element(int column, int d_k, int d_v, Visit&& visit) {

@@ -65,12 +65,13 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
     segments.starts = starts;
   }
   if (context.planning()) return;
+  const Engine chosen = engine();  // asks the CUDA runtime
   launch_chunk_prep(chunk, context.stream());
   if (segments.count > 1) {
-    launch_segment_maps(chunk, segments, maps, engine(), context.stream());
+    launch_segment_maps(chunk, segments, maps, chosen, context.stream());
     launch_segment_starts(chunk, segments.count, maps, starts, context.stream());
   }
-  launch_scan(chunk, segments, engine(), context.stream());
+  launch_scan(chunk, segments, chosen, context.stream());
 }
 
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
@@ -89,10 +90,11 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   chunk.gate_sums =
       static_cast<float*>(workspace(context, bytes_of(chunk_grad_floats(chunk), sizeof(float))));
   if (context.planning()) return;
+  const Engine chosen = engine();
   launch_chunk_prep(chunk, context.stream());
-  launch_scan_back(chunk, {back.d_o, back.d_final, z, d_value, back.d_initial}, engine(),
+  launch_scan_back(chunk, {back.d_o, back.d_final, z, d_value, back.d_initial}, chosen,
                    context.stream());
-  launch_chunk_grad(chunk, back, {engine(), multiprocessors(), shared_bytes()}, context.stream());
+  launch_chunk_grad(chunk, back, {chosen, multiprocessors(), shared_bytes()}, context.stream());
 }
 
 }  // namespace rankone::recurrence::cuda
