@@ -11,6 +11,8 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <fstream>
+#include <system_error>
 #include <type_traits>
 
 #include "core/files.hpp"
@@ -257,6 +259,15 @@ TokenFile::TokenFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TokenFile::TokenFile(TokenFile&&) noexcept = default;
 TokenFile& TokenFile::operator=(TokenFile&&) noexcept = default;
 TokenFile::~TokenFile() = default;
+
+bool TokenFile::recognises(const fs::path& file) {
+  std::error_code none;
+  if (!fs::is_regular_file(file, none)) return false;
+  std::string first(kMagic.size(), '\0');
+  std::ifstream stream(file, std::ios::binary);
+  stream.read(first.data(), static_cast<std::streamsize>(first.size()));
+  return stream && first == kMagic;
+}
 
 TokenFile TokenFile::open(const fs::path& file) {
   auto impl = std::make_unique<Impl>(file);

@@ -42,6 +42,8 @@ class TokenFile {
   // documents and tokenizer give the same bytes.
   static void build(const std::filesystem::path& file, std::span<const Document> documents,
                     const Tokenizer& tokenizer);
+  // Whether the file begins as a token file does; false for what can not be read.
+  static bool recognises(const std::filesystem::path& file);
   // Maps and validates: a corrupt, truncated or foreign file fails with Status::corrupt.
   static TokenFile open(const std::filesystem::path& file);
 

@@ -14,9 +14,9 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "core/status.hpp"
+#include "core/temporary_folder.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -55,18 +55,12 @@ bool accepts(Work&& work) {
 // holds only a link to it: disks are slow, and a fuzzer asks for thousands of files a second.)
 class MemoryFile {
  public:
-  explicit MemoryFile(const std::string& name) : descriptor_(::memfd_create("fuzz", 0)) {
-    std::string pattern = (std::filesystem::temp_directory_path() / "rankone-fuzz-XXXXXX").string();
-    expect(descriptor_ >= 0 && ::mkdtemp(pattern.data()) != nullptr, "files can be made");
-    folder_ = pattern;
-    path_ = folder_ / name;
+  explicit MemoryFile(const std::string& name)
+      : descriptor_(::memfd_create("fuzz", 0)), folder_("fuzz"), path_(folder_ / name) {
+    expect(descriptor_ >= 0, "files can be made");
     std::filesystem::create_symlink("/proc/self/fd/" + std::to_string(descriptor_), path_);
   }
-  ~MemoryFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-    ::close(descriptor_);
-  }
+  ~MemoryFile() { ::close(descriptor_); }
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
@@ -79,7 +73,7 @@ class MemoryFile {
 
  private:
   int descriptor_;
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
   std::filesystem::path path_;
 };
 

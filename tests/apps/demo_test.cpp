@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/support/command.hpp"
+#include "tests/support/scratch.hpp"
 #include "tests/train/files.hpp"
 #include "tests/train/generated_text.hpp"
 
@@ -20,10 +22,11 @@ using test::spill;
 
 class Demo : public testing::Test {
  protected:
-  static std::string path(const char* name) { return (folder() / name).string(); }
+  static std::string path(const char* name) { return (*folder_ / name).string(); }
 
   // The same sizes as configs/*-tiny.json, cut down; trained once for all tests.
   static void SetUpTestSuite() {
+    folder_ = std::make_unique<test::Scratch>();
     spill(path("text.txt"), test::generated_text(1, 30000));
     spill(path("valid.txt"), test::generated_text(2, 12000));
     const std::vector<std::string> sizes = {"--set",   "model.hidden_size=32",
@@ -52,16 +55,10 @@ class Demo : public testing::Test {
     train("kla", "kla-tiny.json", {});
     train("gdn", "gdn-tiny.json", {"--tokenizer", path("kla/tokenizer.model")});
   }
-  static void TearDownTestSuite() { std::filesystem::remove_all(folder()); }
+  static void TearDownTestSuite() { folder_.reset(); }
 
-  static const std::filesystem::path& folder() {
-    static const std::filesystem::path path = [] {
-      std::string pattern =
-          (std::filesystem::temp_directory_path() / "rankone-demo-XXXXXX").string();
-      return std::filesystem::path(::mkdtemp(pattern.data()));
-    }();
-    return path;
-  }
+ private:
+  static inline std::unique_ptr<test::Scratch> folder_;
 };
 
 TEST_F(Demo, BothModelsBeatTheBigramAndTheTableSaysSo) {
