@@ -8,6 +8,10 @@
 
 #include <cstdint>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #ifndef RANKONE_ISA
 #error "core/simd.hpp is for sources compiled by rankone_isa_sources()"
 #endif
@@ -33,6 +37,14 @@ inline void store(float* to, Vec value) { *reinterpret_cast<LooseVec*>(to) = val
 inline Vec splat(float value) { return value - Vec{}; }
 
 // The first `count` lanes (0 < count < kLanes), the rest zero; and the reverse.
+#if defined(__AVX512F__)
+inline Vec load_part(const float* from, int count) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1U), from);
+}
+inline void store_part(float* to, Vec value, int count) {
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1U << count) - 1U), value);
+}
+#else
 inline Vec load_part(const float* from, int count) {
   Vec value{};
   for (int i = 0; i < count; ++i) value[i] = from[i];
@@ -41,13 +53,30 @@ inline Vec load_part(const float* from, int count) {
 inline void store_part(float* to, Vec value, int count) {
   for (int i = 0; i < count; ++i) to[i] = value[i];
 }
+#endif
 
 // Sum of the lanes by halving, a fixed order.
+using Vec4 = float __attribute__((vector_size(16)));
+inline float sum4(Vec4 value) {
+  value += __builtin_shufflevector(value, value, 2, 3, 2, 3);
+  return value[0] + value[1];
+}
+#if defined(__AVX2__)
+using Vec8 = float __attribute__((vector_size(32)));
+inline float sum8(Vec8 value) {
+  return sum4(__builtin_shufflevector(value, value, 0, 1, 2, 3) +
+              __builtin_shufflevector(value, value, 4, 5, 6, 7));
+}
+#endif
 inline float sum(Vec value) {
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) value[i] += value[i + half];
-  }
-  return value[0];
+#if defined(__AVX512F__)
+  return sum8(__builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
+              __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15));
+#elif defined(__AVX2__)
+  return sum8(value);
+#else
+  return sum4(value);
+#endif
 }
 
 inline Vec select(IntVec mask, Vec yes, Vec no) {

@@ -166,32 +166,44 @@ struct Step {
   int channels, columns;
 };
 
-// The diagonal preconditioner over n rows of one head; matrices in scratch, rows of `row` floats.
+// The diagonal preconditioner over n rows of one head, read and written where they lie: rows of a
+// matrix are its `_row` floats apart.
 struct PreconditionScan {
-  bool atk;
-  float log_x, eps;
-  const float* parameter;  // [K]: center (the same in every channel) or ridge
-  const float* k;          // [n, K], normalised where wanted
-  const float* target;     // [n, K]
-  Index row;
-  const float* decay;  // [n]
-  const float* gain;   // [n]
+  const float* ridge;        // [K] in scratch, padding not zero; null: atk
+  float center, log_x, eps;  // atk
+  const float* k;            // [n, K]
+  Index k_row;
+  const float* target;  // [n, K]
+  Index target_row;
+  const float* g;  // [n], log decay; null: none
+  const float* b;  // [n]; null: one
+  Index gate_row;
   int n, channels;
-  float* state;    // [K], before the first row, then behind the last
-  float* out;      // [n, K]; null: only the states
-  float* history;  // [n + 1, K]: the state before each row and behind the last; null: not wanted
+  float* state;  // [K] in scratch, before the first row, then behind the last
+  float* out;    // [n, K]; null: only the state
+  Index out_row;
+  // Scratch for n numbers each, up to the next multiple of kLine. decay is exp(g), gain what k^2
+  // is added with.
+  float* decay;
+  float* gain;
+  float* inverse_square;  // 1 / |k|^2; null: the keys stay as they are
 };
 
-// The way back, from what the scan left in `history`.
+// The way back; the state of the scan is that before the first row.
 struct PreconditionScanBack {
   PreconditionScan scan;
+  float* history;  // [n + 1, K] in scratch: A before each row and behind the last
+  Index history_row;
   const float* d_out;  // [n, K]
-  float* d_state;      // [K], behind the last row, then before the first
-  float* d_k;          // [n, K]
-  float* d_target;     // [n, K]
+  Index d_out_row;
+  float* d_state;  // [K] in scratch, behind the last row, then before the first
+  float* d_k;      // [n, K]
+  Index d_k_row;
+  float* d_target;  // [n, K]
+  Index d_target_row;
   float* d_decay;      // [n]: of the log decay
   float* d_gain;       // [n]
-  float* d_parameter;  // [K], added to
+  float* d_parameter;  // [K] in scratch, added to: of ridge, or of center channel by channel
 };
 
 // Diagonal Longhorn over n rows of one value head, one line of kLine value columns.

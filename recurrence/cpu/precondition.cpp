@@ -1,5 +1,5 @@
 // The diagonal preconditioner: a scan with one lane a channel, a task for every head of every
-// sequence. Rows are taken kChunk at a time through padded scratch.
+// sequence.
 
 #include <algorithm>
 #include <cmath>
@@ -16,22 +16,20 @@ namespace {
 // One worker's rows.
 struct Layout {
   int row;
-  float *k, *target, *out, *state, *parameter;
-  float *inverse_norm, *decay, *gain;
-  float *d_state, *d_decay, *d_gain;
+  float *state, *ridge, *decay, *gain, *inverse_square;
   // For the way back only.
-  float *history = nullptr, *d_out = nullptr, *d_k = nullptr, *d_target = nullptr, *kept = nullptr;
+  float *history = nullptr, *d_state = nullptr, *d_decay = nullptr, *d_gain = nullptr;
+  float *unwanted = nullptr, *kept = nullptr;
   Index used;
 
-  Layout(int d_k_size, Index longest, bool backward, Scratch scratch) : row(leading(d_k_size)) {
-    for (float** rows : {&k, &target, &out}) *rows = scratch.rows(kChunk, d_k_size);
-    for (float** one : {&state, &parameter, &d_state}) *one = scratch.rows(1, d_k_size);
-    for (float** one : {&inverse_norm, &decay, &gain, &d_decay, &d_gain})
-      *one = scratch.take(kChunk);
+  Layout(int d_k, Index longest, bool backward, Scratch scratch) : row(leading(d_k)) {
+    for (float** one : {&state, &ridge}) *one = scratch.take(row);
+    for (float** one : {&decay, &gain, &inverse_square}) *one = scratch.take(kChunk);
     if (backward) {
-      for (float** rows : {&d_out, &d_k, &d_target}) *rows = scratch.rows(kChunk, d_k_size);
-      history = scratch.rows(kChunk + 1, d_k_size);
-      kept = scratch.rows((longest + kChunk - 1) / kChunk + 1, d_k_size);
+      for (float** one : {&d_decay, &d_gain}) *one = scratch.take(kChunk);
+      for (float** one : {&d_state, &unwanted}) *one = scratch.take(row);
+      history = scratch.rows(kChunk + 1, d_k);
+      kept = scratch.rows((longest + kChunk - 1) / kChunk, d_k);
     }
     used = scratch.used();
   }
@@ -46,38 +44,32 @@ class HeadScan {
         at_(layout),
         head_(head),
         state_at_((sequence * shape.heads + head) * shape.d_k),
+        key_row_(shape.heads * shape.d_k),
         channels_(static_cast<int>(shape.d_k)) {
-    const bool atk = inputs.kind == PreconditionerKind::atk;
-    // Channels behind the last stay at a harmless point of the factor: A = 0, k = 0.
-    std::fill_n(at_.parameter, round_up(channels_, kLine), 1.0F);
-    if (atk) {
-      std::fill_n(at_.parameter, channels_, inputs.center.data<float>()[head]);
+    scan_.gate_row = shape.heads;
+    scan_.k_row = scan_.target_row = scan_.out_row = key_row_;
+    scan_.channels = channels_;
+    scan_.state = at_.state;
+    scan_.decay = at_.decay;
+    scan_.gain = at_.gain;
+    scan_.inverse_square = inputs.normalize ? at_.inverse_square : nullptr;
+    if (inputs.kind == PreconditionerKind::atk) {
+      scan_.center = inputs.center.data<float>()[head];
+      scan_.log_x = static_cast<float>(std::log(inputs.x));
+      scan_.eps = static_cast<float>(inputs.eps);
     } else {
-      std::copy_n(inputs.ridge.data<float>() + head * shape.d_k, channels_, at_.parameter);
+      std::fill_n(at_.ridge, at_.row, 1.0F);
+      std::copy_n(inputs.ridge.data<float>() + head * shape.d_k, channels_, at_.ridge);
+      scan_.ridge = at_.ridge;
     }
-    scan_ = {.atk = atk,
-             .log_x = static_cast<float>(std::log(inputs.x)),
-             .eps = static_cast<float>(inputs.eps),
-             .parameter = at_.parameter,
-             .k = at_.k,
-             .target = at_.target,
-             .row = at_.row,
-             .decay = at_.decay,
-             .gain = at_.gain,
-             .n = 0,
-             .channels = channels_,
-             .state = at_.state,
-             .out = nullptr,
-             .history = nullptr};
   }
 
   void forward(Index begin, Index end, const PreconditionOut& out) {
     load_state(at_.state, in_.initial);
     for (Index first = begin; first < end; first += kChunk) {
-      load(first, end);
-      scan_.out = out.out.defined() ? at_.out : nullptr;
+      at_rows(first, end);
+      scan_.out = out.out.defined() ? out.out.data<float>() + key_at(first) : nullptr;
       kernels().precondition(scan_);
-      if (out.out.defined()) store(out.out, first, at_.out);
     }
     store_state(out.final, at_.state);
   }
@@ -89,8 +81,7 @@ class HeadScan {
     float* kept = at_.kept;
     for (Index first = begin; first < end; first += kChunk, kept += at_.row) {
       std::copy_n(at_.state, at_.row, kept);
-      load(first, end);
-      scan_.out = nullptr;
+      at_rows(first, end);
       kernels().precondition(scan_);
     }
     load_state(at_.d_state, cotangents.final);
@@ -98,21 +89,28 @@ class HeadScan {
     for (Index chunk = chunks - 1; chunk >= 0; --chunk) {
       const Index first = begin + chunk * kChunk;
       std::copy_n(at_.kept + chunk * at_.row, at_.row, at_.state);
-      load(first, end);
-      scan_.history = at_.history;
-      kernels().precondition(scan_);
-      kernels().copy_rows(at_.d_out, at_.row, cotangents.out.data<float>() + key_at(first),
-                          shape_.heads * shape_.d_k, nullptr, scan_.n, channels_);
-      kernels().precondition_back({scan_, at_.d_out, at_.d_state, at_.d_k, at_.d_target,
-                                   at_.d_decay, at_.d_gain, d_parameter});
-      scan_.history = nullptr;
-      put(first, grads);
+      at_rows(first, end);
+      PreconditionScanBack back{};
+      back.scan = scan_;
+      back.history = at_.history;
+      back.history_row = at_.row;
+      back.d_out = cotangents.out.data<float>() + key_at(first);
+      back.d_out_row = key_row_;
+      back.d_state = at_.d_state;
+      back.d_decay = at_.d_decay;
+      back.d_gain = at_.d_gain;
+      back.d_parameter = d_parameter;
+      wanted(grads.k, first, back.d_k, back.d_k_row);
+      wanted(grads.target, first, back.d_target, back.d_target_row);
+      kernels().precondition_back(back);
+      store_gates(grads.g, first, at_.d_decay);
+      store_gates(grads.b, first, at_.d_gain);
     }
     store_state(grads.initial, at_.d_state);
   }
 
  private:
-  Index key_at(Index row) const { return (row * shape_.heads + head_) * shape_.d_k; }
+  Index key_at(Index row) const { return row * key_row_ + head_ * shape_.d_k; }
 
   void load_state(float* to, const Tensor& state) const {
     std::fill_n(to, at_.row, 0.0F);
@@ -122,46 +120,24 @@ class HeadScan {
     if (to.defined()) std::copy_n(state, channels_, to.data<float>() + state_at_);
   }
 
-  void load(Index first, Index end) {
-    const int n = static_cast<int>(std::min<Index>(kChunk, end - first));
-    const Index stride = shape_.heads * shape_.d_k;
-    const float* k = in_.k.data<float>() + key_at(first);
-    scan_.n = n;
-    for (int i = 0; i < n; ++i) {
-      const Index gate = (first + i) * shape_.heads + head_;
-      const float* key = k + i * stride;
-      at_.inverse_norm[i] =
-          in_.normalize ? 1.0F / std::sqrt(kernels().dot(key, key, channels_) + 1e-6F) : 1.0F;
-      at_.decay[i] = in_.g.defined() ? std::exp(in_.g.data<float>()[gate]) : 1.0F;
-      at_.gain[i] = in_.b.defined() ? in_.b.data<float>()[gate] : 1.0F;
-    }
-    kernels().copy_rows(at_.k, at_.row, k, stride, at_.inverse_norm, n, channels_);
-    kernels().copy_rows(at_.target, at_.row, in_.target.data<float>() + key_at(first), stride,
-                        nullptr, n, channels_);
+  void at_rows(Index first, Index end) {
+    const Index gate = first * shape_.heads + head_;
+    scan_.n = static_cast<int>(std::min<Index>(kChunk, end - first));
+    scan_.k = in_.k.data<float>() + key_at(first);
+    scan_.target = in_.target.data<float>() + key_at(first);
+    scan_.g = in_.g.defined() ? in_.g.data<float>() + gate : nullptr;
+    scan_.b = in_.b.defined() ? in_.b.data<float>() + gate : nullptr;
   }
 
-  void store(const Tensor& to, Index first, const float* rows) const {
-    for (int i = 0; i < scan_.n; ++i) {
-      std::copy_n(rows + i * static_cast<Index>(at_.row), channels_,
-                  to.data<float>() + key_at(first + i));
-    }
+  // Where a gradient goes: one row over and over where nobody wants it.
+  void wanted(const Tensor& to, Index first, float*& rows, Index& row) const {
+    rows = to.defined() ? to.data<float>() + key_at(first) : at_.unwanted;
+    row = to.defined() ? key_row_ : 0;
   }
-
-  void put(Index first, const PreconditionGrads& grads) const {
-    for (int i = 0; i < scan_.n; ++i) {
-      const Index row = i * static_cast<Index>(at_.row);
-      const Index gate = (first + i) * shape_.heads + head_;
-      if (in_.normalize) through_norm(at_.d_k + row, at_.k + row, at_.inverse_norm[i]);
-      if (grads.g.defined()) grads.g.data<float>()[gate] = at_.d_decay[i];
-      if (grads.b.defined()) grads.b.data<float>()[gate] = at_.d_gain[i];
-    }
-    if (grads.k.defined()) store(grads.k, first, at_.d_k);
-    if (grads.target.defined()) store(grads.target, first, at_.d_target);
-  }
-
-  void through_norm(float* d_k, const float* k_hat, float inverse_norm) const {
-    const float along = kernels().dot(k_hat, d_k, channels_);
-    for (int d = 0; d < channels_; ++d) d_k[d] = inverse_norm * (d_k[d] - k_hat[d] * along);
+  void store_gates(const Tensor& to, Index first, const float* from) const {
+    if (!to.defined()) return;
+    for (int i = 0; i < scan_.n; ++i)
+      to.data<float>()[(first + i) * shape_.heads + head_] = from[i];
   }
 
   const PreconditionShape& shape_;
@@ -169,8 +145,9 @@ class HeadScan {
   Layout at_;
   Index head_;
   Index state_at_;
+  Index key_row_;
   int channels_;
-  PreconditionScan scan_;
+  PreconditionScan scan_{};
 };
 
 // Sums the parts of the sequences in their order: center [H] over the channels too, ridge [H, K].
