@@ -45,15 +45,64 @@ void write_rows(const std::string& file, const std::vector<BenchRow>& rows) {
   if (!file.empty()) write_file(file, BenchRow(rows).dump(2) + "\n");
 }
 
+void add_timing(BenchRow& row, const Timing& timing) {
+  row["median_us"] = timing.median_us;
+  row["low_us"] = timing.low_us;
+  row["high_us"] = timing.high_us;
+  row["runs"] = timing.runs;
+}
+
 void add_peaks(BenchRow& row, const Peaks& peaks) {
   row["peak_gflops"] = peaks.gflops;
-  row["peak_memory_gb_per_s"] = peaks.gb_per_s;
+  const auto add = [&](const std::string& where, const Bandwidth& bandwidth) {
+    row["peak_" + where + "_gb_per_s"] = bandwidth.read_gb_per_s;
+    row["peak_" + where + "_update_gb_per_s"] = bandwidth.update_gb_per_s;
+  };
+  add("l1", peaks.l1);
+  add("l2", peaks.l2);
+  add("memory", peaks.memory);
   row["peak_threads"] = peaks.threads;
 }
 
 std::string describe(const Peaks& peaks) {
-  return fmt::format("this machine, {} thread{}: {:.0f} GFLOP/s float32, {:.1f} GB/s from memory",
-                     peaks.threads, peaks.threads == 1 ? "" : "s", peaks.gflops, peaks.gb_per_s);
+  return fmt::format(
+      "this machine, {} thread{}: {:.0f} GFLOP/s float32; GB/s read and updated in place: "
+      "{:.0f} and {:.0f} in L1, {:.0f} and {:.0f} in L2, {:.1f} and {:.1f} in memory",
+      peaks.threads, peaks.threads == 1 ? "" : "s", peaks.gflops, peaks.l1.read_gb_per_s,
+      peaks.l1.update_gb_per_s, peaks.l2.read_gb_per_s, peaks.l2.update_gb_per_s,
+      peaks.memory.read_gb_per_s, peaks.memory.update_gb_per_s);
+}
+
+Roof roof_over(ThreadPool& threads, const Peaks& peaks, double held_bytes, Traffic traffic) {
+  const bool cached = held_bytes < static_cast<double>(peaks.memory_bytes);
+  const Bandwidth bandwidth =
+      cached ? measure_bandwidth(threads, static_cast<std::int64_t>(held_bytes)) : peaks.memory;
+  const bool read = traffic == Traffic::read;
+  Roof roof{.gflops = peaks.gflops,
+            .gb_per_s = read ? bandwidth.read_gb_per_s : bandwidth.update_gb_per_s,
+            .traffic = {}};
+  const double mebibytes = std::min(held_bytes, static_cast<double>(peaks.memory_bytes)) / 1048576;
+  roof.traffic = fmt::format("{} {:.{}f} MiB", read ? "reading" : "updating", mebibytes,
+                             mebibytes < 10 ? 2 : 0);
+  return roof;
+}
+
+std::string add_rates(BenchRow& row, const Timing& timing, const Work& work, const Roof& roof) {
+  const double gflops = work.operations / timing.median_us * 1e-3;
+  const double gb_per_s = work.bytes / timing.median_us * 1e-3;
+  const double compute = gflops / roof.gflops;
+  const double traffic = roof.gb_per_s > 0 ? gb_per_s / roof.gb_per_s : 0.0;
+  const bool computes = compute > traffic;
+  const double limit = computes ? roof.gflops : roof.gb_per_s;
+  if (work.operations > 0) row["gflops"] = gflops;
+  if (work.bytes > 0) row["gb_per_s"] = gb_per_s;
+  row["limit"] = computes ? roof.compute : roof.traffic;
+  row[computes ? "limit_gflops" : "limit_gb_per_s"] = limit;
+  row["fraction_of_limit"] = std::max(compute, traffic);
+  return (work.operations > 0 ? fmt::format("{:.1f} GFLOP/s, ", gflops) : std::string()) +
+         (work.bytes > 0 ? fmt::format("{:.1f} GB/s, ", gb_per_s) : std::string()) +
+         fmt::format("{:.0f} % of the {:.0f} {} of {}", 100 * std::max(compute, traffic), limit,
+                     computes ? "GFLOP/s" : "GB/s", computes ? roof.compute : roof.traffic);
 }
 
 std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count,

@@ -33,9 +33,32 @@ Timing measure(const std::function<void()>& work, int least = 5, double seconds 
 using BenchRow = nlohmann::ordered_json;
 // Writes an array of rows; nothing for an empty file name.
 void write_rows(const std::string& file, const std::vector<BenchRow>& rows);
+// Median, spread and runs.
+void add_timing(BenchRow& row, const Timing& timing);
 // The fields every row ends with.
 void add_peaks(BenchRow& row, const Peaks& peaks);
 std::string describe(const Peaks& peaks);
+
+// What the timed work does at least; 0 where it was not counted.
+struct Work {
+  double operations = 0;  // of float32, two for a multiply-add
+  double bytes = 0;       // every tensor read or written once
+};
+// What the machine allows for it.
+struct Roof {
+  double gflops = 0;
+  double gb_per_s = 0;
+  std::string compute = "float32 multiply-adds";
+  std::string traffic;  // the bandwidth, in words
+};
+// The roof over work that reads so many bytes, or reads and writes so many in place: the bandwidth
+// is measured on a working set of that size, so it is that of the cache or memory the work lives
+// in.
+enum class Traffic { read, update };
+Roof roof_over(ThreadPool& threads, const Peaks& peaks, double held_bytes, Traffic traffic);
+// Adds GFLOP/s, GB/s, the limit that binds and the fraction of it that was reached; returns them
+// in words.
+std::string add_rates(BenchRow& row, const Timing& timing, const Work& work, const Roof& roof);
 
 // "AxBx..." as `count` numbers of at least 1; fails with invalid_argument, naming the form.
 std::vector<std::int64_t> parse_shape(const std::string& text, std::size_t count,

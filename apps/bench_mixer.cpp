@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "core/device.hpp"
 #include "core/random.hpp"
@@ -43,6 +44,18 @@ void scale_rows(const Tensor& tensor, Length&& length) {
 
 Tensor like(const Tensor& tensor) {
   return tensor.defined() ? Tensor::empty(tensor.shape(), tensor.dtype()) : Tensor();
+}
+
+// Tensors of one memory count once.
+double bytes_of(const std::vector<Tensor>& tensors) {
+  std::set<const void*> seen;
+  double bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.defined() && seen.insert(tensor.raw()).second) {
+      bytes += static_cast<double>(tensor.bytes());
+    }
+  }
+  return bytes;
 }
 
 void round_to_bf16(const Tensor& tensor) {
@@ -434,6 +447,38 @@ std::vector<Tensor> MixerCall::narrow_inputs() const {
   if (!preconditioned_ || query_side_) add(two_key_.w);
   add(two_key_.v);
   return list;
+}
+
+double MixerCall::forward_operations() const {
+  if (cg_) return 0;
+  const double write = two_key_.e.defined() ? 4 : 2;
+  const double state = static_cast<double>(shape_.batch * shape_.time * shape_.heads) *
+                       static_cast<double>(shape_.d_k * shape_.d_v);
+  return state * (write * static_cast<double>(writes_) + 2);
+}
+
+double MixerCall::vjp_operations() const {
+  if (cg_) return 0;
+  const double write = two_key_.e.defined() ? 4 + 8 : 2 + 4;
+  const double state = static_cast<double>(shape_.batch * shape_.time * shape_.heads) *
+                       static_cast<double>(shape_.d_k * shape_.d_v);
+  return state * (write * static_cast<double>(writes_) + 4);
+}
+
+double MixerCall::forward_bytes() const {
+  return bytes_of({two_key_.q, two_key_.e, two_key_.w, two_key_.v, two_key_.g, two_key_.b, mesa_.q,
+                   mesa_.k, mesa_.v, mesa_.g, mesa_.b, precondition_.k, precondition_.target,
+                   precondition_.g, precondition_.b, output(), precondition_out_.out}) +
+         2 * state_bytes();
+}
+
+double MixerCall::state_bytes() const {
+  return bytes_of({two_key_out_.final_state, mesa_out_.final_hkk, mesa_out_.final_hkv,
+                   precondition_out_.final});
+}
+
+double MixerCall::vjp_bytes() const {
+  return forward_bytes() - bytes_of({output()}) + bytes_of({cotangent_}) + bytes_of(gradients());
 }
 
 }  // namespace rankone::apps

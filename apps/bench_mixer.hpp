@@ -55,6 +55,16 @@ class MixerCall {
   std::vector<Tensor> narrow_inputs() const;
   const Tensor& cotangent() const { return cotangent_; }
 
+  // What a call does at least. Operations are those of the recurrence written token by token, two
+  // for a multiply-add: forward S^T e, w u^T and S^T q; the vjp these states again and the six
+  // products of the gradients. Not counted: the decay, the preconditioner's scan, MesaNet's solve
+  // (its calls count no operations at all). Bytes are those of the tensors of the call.
+  double forward_operations() const;
+  double vjp_operations() const;
+  double forward_bytes() const;
+  double vjp_bytes() const;
+  double state_bytes() const;  // of the states a call leaves
+
   const MixerShape& shape() const { return shape_; }
   const std::string& gates() const { return gates_; }  // the distribution, in words
 

@@ -91,15 +91,8 @@ class GemmBench {
     const Timing timing = measure([&] { nn::gemm(context_, product); });
     const double error = relative_error(product);
     const double flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n_ * k_);
-    const double gflops = flops / timing.median_us * 1e-3;
     const double bytes =
         static_cast<double>(product.a.bytes() + product.b.bytes() + product.c.bytes());
-    const double gb_per_s = bytes / timing.median_us * 1e-3;
-    std::printf(
-        "%-8s %12.1f us (%.1f .. %.1f, %d runs) %8.1f GFLOP/s (%.0f %% of peak) "
-        "%6.1f GB/s, relative error %.1e\n",
-        direction.c_str(), timing.median_us, timing.low_us, timing.high_us, timing.runs, gflops,
-        100 * gflops / peaks_.gflops, gb_per_s, error);
     BenchRow row;
     row["direction"] = direction;
     row["device"] = options_.device;
@@ -109,14 +102,16 @@ class GemmBench {
     row["k"] = k_;
     row["dtype"] = options_.dtype;
     row["threads"] = context_.threads().size();
-    row["median_us"] = timing.median_us;
-    row["gflops"] = gflops;
-    row["gb_per_s"] = gb_per_s;
+    add_timing(row, timing);
+    const std::string rates = add_rates(
+        row, timing, {flops, bytes}, roof_over(context_.threads(), peaks_, bytes, Traffic::read));
     row["relative_error"] = error;
-    row["runs"] = timing.runs;
     row["seed"] = kSeed;
     add_peaks(row, peaks_);
     rows_.push_back(row);
+    std::printf("%-8s %12.1f us (%.1f .. %.1f, %d runs) %s; relative error %.1e\n",
+                direction.c_str(), timing.median_us, timing.low_us, timing.high_us, timing.runs,
+                rates.c_str(), error);
   }
 
   Options options_;

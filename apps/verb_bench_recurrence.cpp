@@ -120,7 +120,8 @@ class Bench {
     if (options_.direction != "vjp") {
       report("forward", tokens_heads, relative_error(part.output(), exact.output(), rounded_),
              heads, tokens,
-             measure([&] { narrowed(call, [&] { call.forward(context_); }, {call.output()}); }));
+             measure([&] { narrowed(call, [&] { call.forward(context_); }, {call.output()}); }),
+             {call.forward_operations(), call.forward_bytes()}, call.forward_bytes());
     }
     if (options_.direction != "forward") {
       part.vjp(context_);
@@ -133,7 +134,8 @@ class Bench {
       }
       const auto work = [&] { call.vjp(context_); };
       report("vjp", tokens_heads, worst, heads, tokens,
-             measure([&] { narrowed(call, work, call.gradients()); }));
+             measure([&] { narrowed(call, work, call.gradients()); }),
+             {call.vjp_operations(), call.vjp_bytes()}, call.vjp_bytes());
     }
     write_rows(options_.json, rows_);
   }
@@ -162,7 +164,9 @@ class Bench {
         },
         20);
     report("step", static_cast<double>(shape_.batch * shape_.heads), error,
-           std::min(kErrorHeads, shape_.heads), std::min(kErrorTokens, shape_.time), timing);
+           std::min(kErrorHeads, shape_.heads), std::min(kErrorTokens, shape_.time), timing,
+           {first.forward_operations(), first.forward_bytes()},
+           first.forward_bytes() - first.state_bytes());
     write_rows(options_.json, rows_);
   }
 
@@ -244,14 +248,8 @@ class Bench {
   }
 
   void report(const std::string& direction, double token_heads, double error, std::int64_t heads,
-              std::int64_t tokens, const Timing& timing) {
+              std::int64_t tokens, const Timing& timing, const Work& work, double held_bytes) {
     const double each = timing.median_us * 1e3 / token_heads;
-    std::printf(
-        "%-8s %12.1f us (%.1f .. %.1f, %d runs) %9.1f ns per token-head, relative error %.1e on %d "
-        "head%s and %d token%s\n",
-        direction.c_str(), timing.median_us, timing.low_us, timing.high_us, timing.runs, each,
-        error, static_cast<int>(heads), heads == 1 ? "" : "s", static_cast<int>(tokens),
-        tokens == 1 ? "" : "s");
     BenchRow row;
     row["mixer"] = preset_.name;
     row["direction"] = direction;
@@ -264,16 +262,23 @@ class Bench {
     row["dv"] = shape_.d_v;
     row["dtype"] = options_.dtype;
     row["threads"] = context_.threads().size();
-    row["median_us"] = timing.median_us;
+    add_timing(row, timing);
     row["ns_per_token_head"] = each;
+    const std::string rates = add_rates(
+        row, timing, work, roof_over(context_.threads(), peaks_, held_bytes, Traffic::update));
     row["relative_error"] = error;
     row["error_heads"] = heads;
     row["error_tokens"] = tokens;
-    row["runs"] = timing.runs;
     row["seed"] = kSeed;
     row["gates"] = gates_of();
     add_peaks(row, peaks_);
     rows_.push_back(row);
+    std::printf(
+        "%-8s %12.1f us (%.1f .. %.1f, %d runs) %9.1f ns per token-head, %s; relative error %.1e "
+        "on %d head%s and %d token%s\n",
+        direction.c_str(), timing.median_us, timing.low_us, timing.high_us, timing.runs, each,
+        rates.c_str(), error, static_cast<int>(heads), heads == 1 ? "" : "s",
+        static_cast<int>(tokens), tokens == 1 ? "" : "s");
   }
 
   std::string gates_of() const {

@@ -79,16 +79,6 @@ void run(const Options& options) {
   ::getrusage(RUSAGE_SELF, &usage);
   const std::int64_t peak = std::int64_t{usage.ru_maxrss} * 1024;
 
-  fmt::print(
-      "{}: {} parameters ({} without embeddings), {} tokens a step, {} threads\n"
-      "{:.1f} ms a step ({:.1f} .. {:.1f}, {} runs), {:.0f} tokens/s, activations {:.1f} MiB, "
-      "process "
-      "peak {:.1f} MiB\n",
-      model.config().model_type, model.parameter_count(), model.non_embedding_parameter_count(),
-      options.shape, context.threads().size(), timing.median_us / 1e3, timing.low_us / 1e3,
-      timing.high_us / 1e3, timing.runs, tokens_per_s,
-      static_cast<double>(trainer.arena_bytes()) / kMebibyte,
-      static_cast<double>(peak) / kMebibyte);
   BenchRow row;
   row["mixer"] = model.config().model_type;
   row["direction"] = "train";
@@ -99,12 +89,29 @@ void run(const Options& options) {
   row["threads"] = context.threads().size();
   row["parameters"] = model.parameter_count();
   row["non_embedding_parameters"] = model.non_embedding_parameter_count();
-  row["median_us"] = timing.median_us;
+  add_timing(row, timing);
   row["tokens_per_s"] = tokens_per_s;
+  const Peaks peaks = measure_peaks(context.threads());
+  // Every weight but those of a look-up is used in three products of a token: forward, and backward
+  // once for the input and once for itself.
+  const model::ModelConfig& sizes = model.config();
+  const double weights = static_cast<double>(model.non_embedding_parameter_count() +
+                                             sizes.vocab_size * sizes.hidden_size);
+  const std::string rates =
+      add_rates(row, timing, {6 * weights * static_cast<double>(batch.scored), 0},
+                {.gflops = peaks.gflops, .traffic = {}});
   row["activation_bytes"] = trainer.arena_bytes();
   row["peak_bytes"] = peak;
-  row["runs"] = timing.runs;
-  add_peaks(row, measure_peaks(context.threads()));
+  add_peaks(row, peaks);
+  fmt::print(
+      "{}: {} parameters ({} without embeddings), {} tokens a step, {} threads\n"
+      "{:.1f} ms a step ({:.1f} .. {:.1f}, {} runs), {:.0f} tokens/s, {:.0f} ns per token; {}; "
+      "activations {:.1f} MiB, process peak {:.1f} MiB\n",
+      model.config().model_type, model.parameter_count(), model.non_embedding_parameter_count(),
+      options.shape, context.threads().size(), timing.median_us / 1e3, timing.low_us / 1e3,
+      timing.high_us / 1e3, timing.runs, tokens_per_s, 1e9 / tokens_per_s, rates,
+      static_cast<double>(trainer.arena_bytes()) / kMebibyte,
+      static_cast<double>(peak) / kMebibyte);
   write_rows(options.json, {row});
 }
 

@@ -1,9 +1,10 @@
 #include "core/peaks.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 
 #include "core/isa.hpp"
 #include "core/tensor.hpp"
@@ -11,11 +12,12 @@
 namespace rankone {
 
 // core/cpu/isa/peaks.cpp
-#define RANKONE_PEAKS(isa)                           \
-  namespace isa {                                    \
-  float multiply_adds(std::int64_t rounds);          \
-  std::int64_t multiply_add_operations();            \
-  float read_all(const float* data, std::int64_t n); \
+#define RANKONE_PEAKS(isa)                               \
+  namespace isa {                                        \
+  float multiply_adds(std::int64_t rounds);              \
+  std::int64_t multiply_add_operations();                \
+  float read_all(const float* data, std::int64_t count); \
+  void update_all(float* data, std::int64_t count);      \
   }
 RANKONE_PEAKS(baseline)
 #if defined(__x86_64__)
@@ -26,22 +28,29 @@ RANKONE_PEAKS(avx512)
 
 namespace {
 
+constexpr std::int64_t kKibibyte = 1024;
+constexpr std::int64_t kMebibyte = 1024 * kKibibyte;
+
 struct Loops {
   float (*multiply_adds)(std::int64_t rounds);
   std::int64_t (*operations)();
-  float (*read_all)(const float* data, std::int64_t n);
+  float (*read_all)(const float* data, std::int64_t count);
+  void (*update_all)(float* data, std::int64_t count);
 };
 
 Loops loops() {
+#define RANKONE_LOOPS(isa) \
+  Loops { isa::multiply_adds, isa::multiply_add_operations, isa::read_all, isa::update_all }
 #if defined(__x86_64__)
-  if (best_isa() == Isa::avx512) {
-    return {avx512::multiply_adds, avx512::multiply_add_operations, avx512::read_all};
-  }
-  if (best_isa() == Isa::avx2) {
-    return {avx2::multiply_adds, avx2::multiply_add_operations, avx2::read_all};
-  }
+  if (best_isa() == Isa::avx512) return RANKONE_LOOPS(avx512);
+  if (best_isa() == Isa::avx2) return RANKONE_LOOPS(avx2);
 #endif
-  return {baseline::multiply_adds, baseline::multiply_add_operations, baseline::read_all};
+  return RANKONE_LOOPS(baseline);
+#undef RANKONE_LOOPS
+}
+
+double since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // The best of a few: a peak is what the machine can do when nothing disturbs it.
@@ -51,34 +60,70 @@ double best_seconds(int tries, Work&& work) {
   for (int i = 0; i < tries; ++i) {
     const auto start = std::chrono::steady_clock::now();
     work();
-    best = std::min(
-        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best = std::min(best, since(start));
   }
   return best;
 }
 
+// A task works on its share `rounds` times: long enough for the start of a task not to matter, and
+// well below a time slice of a busy machine where the share is small.
+Bandwidth bandwidth(ThreadPool& threads, const Loops& run, const Tensor& data, int tries) {
+  const int workers = threads.size();
+  const std::int64_t share = data.count() / workers / 256 * 256;
+  const std::int64_t rounds = std::max<std::int64_t>(1, 2 * kMebibyte / share);
+  const double moved = static_cast<double>(share * workers * rounds) * sizeof(float) * 1e-9;
+  std::atomic<float> sink{0.0F};  // keeps the results alive
+  const double read = best_seconds(tries, [&] {
+    threads.run(workers, [&](std::int64_t part, int) {
+      float total = 0;
+      for (std::int64_t i = 0; i < rounds; ++i) {
+        total += run.read_all(data.data<float>() + part * share, share);
+      }
+      sink = total;
+    });
+  });
+  const double update = best_seconds(tries, [&] {
+    threads.run(workers, [&](std::int64_t part, int) {
+      for (std::int64_t i = 0; i < rounds; ++i) {
+        run.update_all(data.data<float>() + part * share, share);
+      }
+    });
+  });
+  return {moved / read, 2 * moved / update};
+}
+
+// Twice the last level of the cache, within reason.
+std::int64_t beyond_caches() {
+  std::int64_t cache = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  return std::clamp(2 * cache, 256 * kMebibyte, 1024 * kMebibyte);
+}
+
 }  // namespace
+
+Bandwidth measure_bandwidth(ThreadPool& threads, std::int64_t bytes) {
+  bytes = std::max(bytes, 4 * kKibibyte * threads.size());
+  const Tensor data = Tensor::zeros({bytes / 4}, Dtype::f32);
+  const int tries = static_cast<int>(std::clamp<std::int64_t>(kMebibyte * 1024 / bytes, 4, 100));
+  return bandwidth(threads, loops(), data, tries);
+}
 
 Peaks measure_peaks(ThreadPool& threads) {
   const Loops run = loops();
   const int workers = threads.size();
-  std::atomic<float> sink{0.0F};  // keeps the results alive
-  Peaks peaks{.threads = workers};
+  std::atomic<float> sink{0.0F};
+  Peaks peaks{.memory_bytes = beyond_caches(), .threads = workers};
 
   constexpr std::int64_t kRounds = 200'000;  // well below a time slice of a busy machine
   const double compute = best_seconds(100, [&] {
     threads.run(workers, [&](std::int64_t, int) { sink = run.multiply_adds(kRounds); });
   });
   peaks.gflops = static_cast<double>(kRounds * run.operations() * workers) / compute * 1e-9;
-
-  const Tensor memory = Tensor::zeros({std::int64_t{64} << 20}, Dtype::f32);
-  const std::int64_t share = memory.count() / workers / 64 * 64;
-  const double read = best_seconds(6, [&] {
-    threads.run(workers, [&](std::int64_t worker, int) {
-      sink = run.read_all(memory.data<float>() + worker * share, share);
-    });
-  });
-  peaks.gb_per_s = static_cast<double>(share * workers) * sizeof(float) / read * 1e-9;
+  peaks.l1 = measure_bandwidth(threads, 16 * kKibibyte * workers);
+  peaks.l2 = measure_bandwidth(threads, 256 * kKibibyte * workers);
+  peaks.memory = measure_bandwidth(threads, peaks.memory_bytes);
   return peaks;
 }
 

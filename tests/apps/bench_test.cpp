@@ -1,4 +1,4 @@
-// rankone bench recurrence and decode, as a user calls them.
+// rankone bench, as a user calls it.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -41,6 +41,22 @@ nlohmann::json rows_of(const std::string& arguments) {
   return nlohmann::json::parse(in, nullptr, false);
 }
 
+// What a row of every benchmark says of its time and of the machine.
+void expect_figures(const nlohmann::json& row) {
+  EXPECT_GT(row.at("low_us"), 0.0);
+  EXPECT_GE(row.at("median_us"), row.at("low_us"));
+  EXPECT_GE(row.at("high_us"), row.at("median_us"));
+  EXPECT_GE(row.at("runs"), 5);
+  EXPECT_GT(row.at("gflops"), 0.0);
+  EXPECT_FALSE(row.at("limit").get<std::string>().empty());
+  EXPECT_GT(row.at("fraction_of_limit"), 0.0);
+  EXPECT_GT(row.at("peak_gflops"), 0.0);
+  for (const std::string where : {"l1", "l2", "memory"}) {
+    EXPECT_GT(row.at("peak_" + where + "_gb_per_s"), 0.0);
+    EXPECT_GT(row.at("peak_" + where + "_update_gb_per_s"), 0.0);
+  }
+}
+
 void expect_row(const nlohmann::json& row, const std::string& direction, double bound) {
   EXPECT_EQ(row.at("direction"), direction);
   EXPECT_EQ(row.at("device"), "cpu");
@@ -50,9 +66,7 @@ void expect_row(const nlohmann::json& row, const std::string& direction, double 
   EXPECT_EQ(row.at("dk"), 16);
   EXPECT_EQ(row.at("dv"), 24);
   EXPECT_EQ(row.at("threads"), 1);
-  EXPECT_GT(row.at("median_us"), 0.0);
-  EXPECT_GT(row.at("peak_gflops"), 0.0);
-  EXPECT_GT(row.at("peak_memory_gb_per_s"), 0.0);
+  expect_figures(row);
   EXPECT_LT(row.at("relative_error"), bound);
   EXPECT_EQ(row.at("error_heads"), 2);
   EXPECT_FALSE(row.at("kernel").get<std::string>().empty());
@@ -75,6 +89,27 @@ TEST(Bench, DecodeWritesItsRow) {
   expect_row(rows[0], "step", 2e-6);
 }
 
+TEST(Bench, GemmWritesItsRows) {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    const auto rows = rows_of("gemm --shape 3x40x300 --threads 1 --dtype " + dtype);
+    ASSERT_EQ(rows.size(), 3U);
+    for (const auto& row : rows) {
+      expect_figures(row);
+      EXPECT_GT(row.at("gb_per_s"), 0.0);
+      EXPECT_EQ(row.at("dtype"), dtype);
+      EXPECT_LT(row.at("relative_error"), 1e-6);
+    }
+  }
+}
+
+TEST(Bench, TrainWritesItsRow) {
+  const auto rows = rows_of("train --config " + (source_dir() / "configs/kla-tiny.json").string() +
+                            " --set model.num_hidden_layers=1 --shape 1x32 --threads 1");
+  ASSERT_EQ(rows.size(), 1U);
+  expect_figures(rows[0]);
+  EXPECT_GT(rows[0].at("tokens_per_s"), 0.0);
+}
+
 TEST(Bench, Bf16CountsItsRounding) {
   const auto rows = rows_of("recurrence --mixer gdn --shape 1x70x3x16x24 --threads 1 --dtype bf16");
   ASSERT_EQ(rows.size(), 2U);
@@ -93,6 +128,8 @@ TEST(Bench, BadUsageIsOneLineAndStatus2) {
         "recurrence --mixer nosuch" + shape, "recurrence --mixer gdn --device cuda" + shape,
         "recurrence --mixer gdn --device tpu" + shape, "recurrence --mixer gdn --dtype f16" + shape,
         "decode --mixer gdn --threads -1" + shape, std::string("decode --mixer gdn"),
+        std::string("gemm --shape 3x40"), std::string("gemm --shape 3x40x8 --dtype f64"),
+        std::string("train --shape 1x8"), std::string("train --config nosuch.json --shape 1x8"),
         "nosuch" + shape}) {
     const Outcome outcome = run("bench " + arguments);
     EXPECT_EQ(outcome.status, 2) << arguments;

@@ -4,9 +4,14 @@
 
 namespace rankone::RANKONE_ISA {
 
-// 16 independent chains, enough for the latency of every machine with two ports.
+namespace {
+
+// Independent chains: enough for the latency of two ports, and not too many for 16 registers.
+constexpr int kChains = 12;
+
+}  // namespace
+
 float multiply_adds(std::int64_t rounds) {
-  constexpr int kChains = 16;
   Vec chain[kChains];
   for (int i = 0; i < kChains; ++i) chain[i] = splat(static_cast<float>(i));
   const Vec factor = splat(0.5F);
@@ -19,7 +24,7 @@ float multiply_adds(std::int64_t rounds) {
   return sum(total);
 }
 
-std::int64_t multiply_add_operations() { return std::int64_t{16} * kLanes * 2; }
+std::int64_t multiply_add_operations() { return std::int64_t{kChains} * kLanes * 2; }
 
 float read_all(const float* data, std::int64_t count) {
   Vec total[8] = {};
@@ -29,6 +34,16 @@ float read_all(const float* data, std::int64_t count) {
   Vec all{};
   for (int i = 0; i < 8; ++i) all += total[i];
   return sum(all);
+}
+
+void update_all(float* data, std::int64_t count) {
+  const Vec term = splat(1.0F);
+  for (std::int64_t at = 0; at + 8 * kLanes <= count; at += 8 * kLanes) {
+    for (int i = 0; i < 8; ++i) {
+      float* const here = data + at + i * kLanes;
+      store(here, load(here) + term);
+    }
+  }
 }
 
 }  // namespace rankone::RANKONE_ISA
