@@ -79,40 +79,54 @@ inline float sum(Vec value) {
 #endif
 }
 
-inline Vec select(IntVec mask, Vec yes, Vec no) {
-  return reinterpret_cast<Vec>((mask & reinterpret_cast<IntVec>(yes)) |
-                               (~mask & reinterpret_cast<IntVec>(no)));
-}
+inline Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 inline Vec vmax(Vec a, Vec b) { return select(a > b, a, b); }
 inline Vec vmin(Vec a, Vec b) { return select(a < b, a, b); }
 
-// e^x, at most 2 ulp from exact on [-87.3, 88.7]; below it is 0, above it is infinity, NaN stays
-// NaN.
-inline Vec vexp(Vec x) {
-  const Vec low = splat(-87.33654F);
-  const Vec high = splat(88.722839F);
-  const Vec clamped = vmin(vmax(x, low), high);
+// e^x = p 2^n for x in [-87.33654, 88.722839] or NaN, with n a whole number in [-126, 128].
+struct ExpParts {
+  Vec p, n;
+};
+inline ExpParts exp_parts(Vec x) {
   // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to the nearest integer.
   const Vec magic = splat(12582912.0F);
-  const Vec rounded = clamped * splat(1.44269504F) + magic;
+  const Vec rounded = x * splat(1.44269504F) + magic;
   const Vec n = rounded - magic;
-  const Vec r = (clamped - n * splat(0.693359375F)) + n * splat(2.12194440e-4F);
+  const Vec r = (x - n * splat(0.693359375F)) + n * splat(2.12194440e-4F);
   Vec p = splat(1.9875691500e-4F);
   p = p * r + splat(1.3981999507e-3F);
   p = p * r + splat(8.3334519073e-3F);
   p = p * r + splat(4.1665795894e-2F);
   p = p * r + splat(1.6666665459e-1F);
   p = p * r + splat(5.0000001201e-1F);
-  p = p * r * r + r + splat(1.0F);
+  return {p * r * r + r + splat(1.0F), n};
+}
+// 2^n for whole n in [-126, 127].
+inline Vec power_of_two(IntVec n) { return reinterpret_cast<Vec>((n + 127) << 23); }
+
+inline constexpr float kLowestExponent = -87.33654F;
+
+// e^x, at most 2 ulp from exact on [-87.3, 88.7]; below it is 0, above it is infinity, NaN stays
+// NaN.
+inline Vec vexp(Vec x) {
+  const Vec low = splat(kLowestExponent);
+  const Vec high = splat(88.722839F);
+  // In this order of arguments NaN stays.
+  const ExpParts parts = exp_parts(vmin(high, vmax(low, x)));
   // 2^n in two factors: n reaches 128, which one exponent can not hold.
-  const IntVec exponent = __builtin_convertvector(n, IntVec);
+  const IntVec exponent = __builtin_convertvector(parts.n, IntVec);
   const IntVec half = exponent >> 1;
-  const Vec scale1 = reinterpret_cast<Vec>((half + 127) << 23);
-  const Vec scale2 = reinterpret_cast<Vec>((exponent - half + 127) << 23);
-  Vec result = p * scale1 * scale2;
-  result = select(x < low, Vec{}, result);
-  result = select(x > high, splat(__builtin_inff()), result);
-  return select(x != x, x, result);
+  const Vec result = parts.p * power_of_two(half) * power_of_two(exponent - half);
+  return select(x < low, Vec{}, select(x > high, splat(__builtin_inff()), result));
+}
+
+// The same with a largest value of about 1e37, so that what multiplies it stays finite a little
+// longer and zero times it is zero.
+inline Vec vexp_finite(Vec x) {
+  const Vec low = splat(kLowestExponent);
+  const ExpParts parts = exp_parts(vmin(splat(85.19F), vmax(low, x)));
+  const Vec result = parts.p * power_of_two(__builtin_convertvector(parts.n, IntVec));
+  return select(x < low, Vec{}, result);
 }
 
 // ln x, at most 2 ulp from exact for normal x > 0; of zero and denormals -infinity, of negative

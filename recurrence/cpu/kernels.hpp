@@ -20,6 +20,7 @@ using Index = std::int64_t;
 inline constexpr int kLine = 16;       // floats of a cache line; every vector length divides it
 inline constexpr int kBlock = 16;      // rows of a sub-block of the per-channel decay
 inline constexpr int kMaxChunk = 128;  // most rows of a chunk
+inline constexpr int kAhead = 4;       // lines that are fetched ahead at once
 
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 constexpr int leading(int columns) { return (round_up(columns, kLine) / kLine | 1) * kLine; }
@@ -150,6 +151,71 @@ struct DecayGrad {
   int n, channels;
 };
 
+// Keys of one block of at most kBlock rows under per-channel decay: the rows themselves, readers
+// decayed from the start of the block, writers to its end. Rows of the inputs are key_row and g_row
+// apart, rows of the outputs `row`, zero up to the next multiple of kLine.
+struct BlockKeys {
+  const float* q;  // null: not wanted
+  const float* e;  // null: additive
+  const float* w;
+  Index key_row;
+  const float* g;
+  Index g_row;
+  float* raw_query;
+  float* raw_erase;
+  float* raw_write;
+  float* query;
+  float* erase;
+  float* write;
+  float* step;  // exp(g_i)
+  float* keep;  // [K]: the decay of the whole block
+  Index row;
+  int n, channels;
+};
+
+// out(i, j) = reader_i . writer_j for j <= i; what stands above the diagonal is left undefined.
+// There must be kBlock rows of each and of `out`, whatever they hold.
+struct BlockDots {
+  const float* reader;
+  const float* writer;
+  Index row;
+  float* out;  // [kBlock, kBlock]
+  int n, channels;
+};
+
+// One block of at most kBlock rows, on some columns of values and state:
+//     U_i   = gain_i (v_i + read_factor_i erase_i S) + sum_{j < i} solve(i, j) U_j
+//     o_i   = seen_factor_i query_i S + sum_{j <= i} seen(i, j) U_j
+//     next  = keep S + sum_j write_j (write_factor_j U_j)
+// Without erase keys U_i = gain_i v_i. Columns are processed up to the next multiple of kLine.
+struct PanelBlock {
+  const float* readers;  // [2 n, K]: erase keys, then queries; [n, K] where only one is there
+  const float* write;    // [n, K]
+  Index key_row;
+  bool erases, outputs;
+  const float* solve;  // [n, kBlock]
+  const float* seen;
+  const float* gain;
+  const float* read_factor;
+  const float* seen_factor;
+  const float* write_factor;  // null: one
+  const float* keep;          // [K]
+  const float* v;
+  Index value_row;
+  float* o;
+  Index output_row;
+  const float* state;  // null: zero
+  Index state_row;
+  float* next;  // null: not wanted; may be state
+  Index next_row;
+  float* work;  // [3 kBlock, columns]
+  int n, channels, columns;
+  // Pieces of kAhead lines that will be wanted later, fetched between the tiles: a few at a time,
+  // because all at once would be waited for.
+  const float* const* ahead;
+  int ahead_count;
+};
+
 // One token of one head, on columns [0, columns) of a state with rows of `state_row` floats.
 struct Step {
   const float* q;
@@ -160,9 +226,9 @@ struct Step {
   float gain;
   float scale;
   const float* state;  // null: zero
-  float* new_state;    // may be state
+  float* new_state;    // may be state; null: not wanted
   Index state_row;
-  float* o;
+  float* o;  // null: not wanted
   int channels, columns;
 };
 
@@ -247,6 +313,9 @@ struct Kernels {
   void (*block_interaction_grad)(const BlockInteractionGrad&);
   void (*channel_decay_grad)(const DecayGrad&);
   void (*scalar_decay_grad)(const DecayGrad&);
+  void (*block_keys)(const BlockKeys&);
+  void (*block_dots)(const BlockDots&);
+  void (*panel_block)(const PanelBlock&);
   void (*step)(const Step&);
   void (*precondition)(const PreconditionScan&);
   void (*precondition_back)(const PreconditionScanBack&);

@@ -261,8 +261,8 @@ void CpuBackend::mesa(Context& context, const Sequences& sequences, const Mesa& 
   const Tensor x = context.empty({shape.rows, shape.heads, shape.d_k}, Dtype::f32);
   cpu::mesa_solve(context, sequences, inputs, inputs.q, x, out.final_hkk);
   if (!out.o.defined() && !out.final_hkv.defined()) return;
-  cpu::two_key_chunked(context, sequences, cpu::additive(inputs, x, inputs.v, inputs.initial_hkv),
-                       {out.o, out.final_hkv}, cpu::kChunk);
+  cpu::two_key(context, sequences, cpu::additive(inputs, x, inputs.v, inputs.initial_hkv),
+               {out.o, out.final_hkv});
 }
 
 void CpuBackend::mesa_vjp(Context& context, const Sequences& sequences, const Mesa& inputs,

@@ -5,15 +5,11 @@
 #include <cstring>
 
 #include "recurrence/cpu/cpu_backend.hpp"
-#include "recurrence/cpu/two_key_chunk.hpp"
+#include "recurrence/cpu/two_key_span.hpp"
 
 namespace rankone::recurrence {
 namespace cpu {
 namespace {
-
-// Below this many tokens a sequence is read token by token: one pass over the state to read and one
-// to write each, where a chunk would also copy the state in and out.
-constexpr Index kStepRows = 4;
 
 // Value columns are independent, so a head is cut where heads alone would leave threads idle.
 // Results do not depend on the cut.
@@ -22,33 +18,40 @@ struct ColumnCut {
   int width;
 
   ColumnCut(Index heads, int threads, int d_v) {
-    constexpr int kNarrowest = 2 * kLine;
     const Index wanted = heads > 0 ? (2 * threads + heads - 1) / heads : 1;
-    const Index most = (d_v + kNarrowest - 1) / kNarrowest;
+    const Index most = (d_v + kPanel - 1) / kPanel;
     const auto count = static_cast<int>(std::clamp<Index>(threads > 1 ? wanted : 1, 1, most));
-    width = round_up((d_v + count - 1) / count, kNarrowest);
+    width = round_up((d_v + count - 1) / count, kPanel);
     pieces = (d_v + width - 1) / width;
   }
 };
 
+constexpr Index pieces_of(int columns) {
+  return round_up(columns, kAhead * kLine) / (kAhead * kLine);
+}
+
 // One worker's matrices.
 struct Layout {
-  ChunkFactors factors;
-  int value_row;
-  float* state;   // [K, V]
-  float* values;  // [C, V]: X, then U
-  float* output;  // [C, V]
-  float* decay;   // [K]: of one step
+  SpanFactors factors;
+  float* state;         // [panels, K, kPanel]
+  float* work;          // of PanelBlock
+  float* values;        // [kSpan, kPanel]
+  float* output;        // [kSpan, kPanel]
+  float* decay;         // [K]: of one step
+  const float** ahead;  // of PanelBlock, for a whole span
+  Index used;
 
-  Layout(const TwoKeySizes& sizes, Scratch scratch)
-      : factors(sizes, ChunkFactors::For::output, scratch), value_row(leading(sizes.d_v)) {
-    state = scratch.rows(sizes.d_k, sizes.d_v);
-    values = scratch.rows(sizes.chunk, sizes.d_v);
-    output = scratch.rows(sizes.chunk, sizes.d_v);
+  Layout(const TwoKeySizes& sizes, Scratch scratch) : factors(sizes, scratch) {
+    state = scratch.take(static_cast<Index>(sizes.d_k) * round_up(sizes.d_v, kPanel));
+    work = scratch.take(3 * kBlock * kPanel);
+    values = scratch.take(kSpan * kPanel);
+    output = scratch.take(kSpan * kPanel);
     decay = scratch.rows(1, sizes.d_k);
+    // Four matrices with rows of d_k, two of d_v; a pointer takes two floats.
+    const Index pieces = 4 * pieces_of(sizes.d_k) + 2 * pieces_of(sizes.d_v);
+    ahead = reinterpret_cast<const float**>(scratch.take(2 * kSpan * pieces));
     used = scratch.used();
   }
-  Index used;
 };
 
 // The columns [column, column + width) of one value head of one sequence.
@@ -71,34 +74,21 @@ class HeadTask {
 
   void run(Index begin, Index end) {
     if (begin == end) {
-      load_state();
-      if (initial_ != final_) store_state();
-    } else if (end - begin < std::min<Index>(kStepRows, sizes_.chunk)) {
-      steps(begin, end);
+      no_rows();
+    } else if (begin + 1 == end) {
+      step(begin);
     } else {
-      load_state();
-      for (Index first = begin; first < end; first += sizes_.chunk) {
-        chunk(first, static_cast<int>(std::min<Index>(sizes_.chunk, end - first)),
-              first + sizes_.chunk >= end);
-      }
-      store_state();
+      for (Index first = begin; first < end; first += kSpan) span(first, begin, end);
     }
   }
 
  private:
-  void load_state() {
-    live_ = initial_ != nullptr;
-    if (!live_) return;
-    kernels().copy_rows(at_.state, at_.value_row, initial_, shape_.d_v, nullptr, sizes_.d_k,
-                        width_);
-  }
-
-  void store_state() {
-    if (final_ == nullptr) return;
+  void no_rows() const {
+    if (final_ == nullptr || initial_ == final_) return;
     for (int d = 0; d < sizes_.d_k; ++d) {
       float* to = final_ + d * shape_.d_v;
-      if (live_) {
-        std::copy_n(at_.state + d * at_.value_row, width_, to);
+      if (initial_ != nullptr) {
+        std::copy_n(initial_ + d * shape_.d_v, width_, to);
       } else {
         std::fill_n(to, width_, 0.0F);
       }
@@ -109,35 +99,95 @@ class HeadTask {
     return out_.o.data<float>() + (row * shape_.value_heads + head_) * shape_.d_v + column_;
   }
 
-  void chunk(Index first, int n, bool last) {
-    const Kernels& k = kernels();
-    ChunkFactors& f = at_.factors;
+  // The rows of the span at `first` of the sequence [begin, end).
+  void span(Index first, Index begin, Index end) {
+    const int n = static_cast<int>(std::min<Index>(kSpan, end - first));
     const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head_);
-    f.build(rows, out_.o.defined() ? ChunkFactors::For::output : ChunkFactors::For::state);
-    const int v_row = at_.value_row;
-    const bool erases = sizes_.delta && live_;
-    k.copy_rows(at_.values, v_row, rows.v + column_, rows.value_row, erases ? nullptr : f.gain, n,
-                width_);
-    if (erases) {
-      k.product({f.erase, f.key_row, 1, at_.state, v_row, at_.values, v_row, n, width_, sizes_.d_k,
-                 Into::add});
-      k.copy_rows(at_.values, v_row, at_.values, v_row, f.gain, n, width_);
+    at_.factors.build(rows, out_.o.defined());
+    look_ahead(first + kSpan, end);
+    for (int column = 0; column < width_; column += kPanel) {
+      panel(rows, column, first, first == begin, first + n == end);
     }
-    if (sizes_.delta) {
-      k.solve_lower({f.solve, f.square_row, at_.values, v_row, at_.values, v_row, n, width_});
-    }
-    if (out_.o.defined()) {
-      k.product({f.query, f.key_row, 1, at_.state, v_row, at_.output, v_row, n, width_,
-                 live_ ? sizes_.d_k : 0});
-      k.add_lower({f.seen, f.square_row, at_.values, v_row, at_.output, v_row, n, width_});
-      for (int i = 0; i < n; ++i) {
-        std::copy_n(at_.output + i * v_row, width_, output_row(first + i));
+  }
+
+  // Rows of one head are far apart, so nothing else brings those of the next span nearer.
+  void look_ahead(Index first, Index end) {
+    ahead_ = at_.ahead;
+    ahead_end_ = at_.ahead;
+    const int n = static_cast<int>(std::min<Index>(kSpan, end - first));
+    if (n <= 0) return;
+    const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head_);
+    const auto list = [&](const float* from, Index row, int columns) {
+      if (from == nullptr) return;
+      for (int i = 0; i < n; ++i, from += row) {
+        for (int c = 0; c < columns; c += kAhead * kLine) *ahead_end_++ = from + c;
+      }
+    };
+    list(rows.w, rows.key_row, sizes_.d_k);
+    if (rows.e != rows.w) list(rows.e, rows.key_row, sizes_.d_k);
+    list(rows.q, rows.key_row, sizes_.d_k);
+    list(rows.v + column_, rows.value_row, width_);
+    if (sizes_.decay == DecayKind::channel) list(rows.g, rows.g_row, sizes_.d_k);
+    if (out_.o.defined()) list(output_row(first), rows.value_row, width_);
+  }
+
+  // One panel of columns over all blocks of a span. Between the first and the last block of the
+  // sequence its state is kept in scratch; those two read and write the caller's memory.
+  void panel(const ChunkRows& rows, int column, Index first, bool is_first, bool is_last) {
+    const Kernels& k = kernels();
+    const int width = std::min(kPanel, width_ - column);
+    const bool ragged = width % kLine != 0;  // then rows of the caller are no whole vectors
+    float* const state = at_.state + static_cast<Index>(column) * sizes_.d_k;
+    const float* values = rows.v + column_ + column;
+    Index value_row = rows.value_row;
+    if (ragged) {
+      k.copy_rows(at_.values, kPanel, values, value_row, nullptr, rows.count, width);
+      values = at_.values;
+      value_row = kPanel;
+      if (is_first && initial_ != nullptr) {
+        k.copy_rows(state, kPanel, initial_ + column, shape_.d_v, nullptr, sizes_.d_k, width);
       }
     }
-    if (last && final_ == nullptr) return;
-    k.product({f.write, 1, f.key_row, at_.values, v_row, at_.state, v_row, sizes_.d_k, width_, n,
-               live_ ? Into::add : Into::overwrite, f.keep});
-    live_ = true;
+    for (int row = 0; row < rows.count; row += kBlock) {
+      const bool start = is_first && row == 0;
+      const bool last = is_last && row + kBlock >= rows.count;
+      PanelBlock block = at_.factors.block(row);
+      block.v = values + row * value_row;
+      block.value_row = value_row;
+      if (block.outputs) {
+        block.o = ragged ? at_.output + row * kPanel : output_row(first + row) + column;
+        block.output_row = ragged ? kPanel : rows.value_row;
+      }
+      block.state = state;
+      block.state_row = kPanel;
+      if (start && (initial_ == nullptr || !ragged)) {
+        block.state = initial_ == nullptr ? nullptr : initial_ + column;
+        block.state_row = shape_.d_v;
+      }
+      block.next = state;
+      block.next_row = kPanel;
+      if (last && (final_ == nullptr || !ragged)) {
+        block.next = final_ == nullptr ? nullptr : final_ + column;
+        block.next_row = shape_.d_v;
+      }
+      block.work = at_.work;
+      // An even share of what is left for each block and panel that is left.
+      const int blocks_left = (rows.count - row + kBlock - 1) / kBlock;
+      const int panels_left = (width_ - column - 1) / kPanel;
+      const int calls = blocks_left + panels_left * ((rows.count + kBlock - 1) / kBlock);
+      block.ahead = ahead_;
+      block.ahead_count = static_cast<int>(ahead_end_ - ahead_ + calls - 1) / calls;
+      ahead_ += block.ahead_count;
+      block.columns = round_up(width, kLine);
+      k.panel_block(block);
+    }
+    if (!ragged) return;
+    for (int i = 0; i < rows.count && out_.o.defined(); ++i) {
+      std::copy_n(at_.output + i * kPanel, width, output_row(first + i) + column);
+    }
+    for (int d = 0; d < sizes_.d_k && is_last && final_ != nullptr; ++d) {
+      std::copy_n(state + d * kPanel, width, final_ + d * shape_.d_v + column);
+    }
   }
 
   const float* step_decay(const ChunkRows& rows) const {
@@ -151,20 +201,12 @@ class HeadTask {
     return at_.decay;
   }
 
-  void steps(Index begin, Index end) {
-    // In the caller's memory where there is a final state, else in scratch.
-    const bool outside = final_ != nullptr;
-    if (!outside) load_state();
-    const float* state = outside ? initial_ : (live_ ? at_.state : nullptr);
-    float* target = outside ? final_ : at_.state;
-    for (Index row = begin; row < end; ++row) {
-      const ChunkRows rows = chunk_rows(shape_, inputs_, row, 1, head_);
-      kernels().step({rows.q, rows.e, rows.w, rows.v + column_, step_decay(rows),
-                      rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale, state, target,
-                      outside ? shape_.d_v : at_.value_row,
-                      out_.o.defined() ? output_row(row) : at_.output, sizes_.d_k, width_});
-      state = target;
-    }
+  // One token, in the caller's memory.
+  void step(Index row) {
+    const ChunkRows rows = chunk_rows(shape_, inputs_, row, 1, head_);
+    kernels().step({rows.q, rows.e, rows.w, rows.v + column_, step_decay(rows),
+                    rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale, initial_, final_, shape_.d_v,
+                    out_.o.defined() ? output_row(row) : nullptr, sizes_.d_k, width_});
   }
 
   const TwoKeyShape& shape_;
@@ -177,15 +219,16 @@ class HeadTask {
   int width_;
   const float* initial_ = nullptr;
   float* final_ = nullptr;
-  bool live_ = false;  // the state in scratch is not known to be zero
+  const float* const* ahead_ = nullptr;
+  const float** ahead_end_ = nullptr;
 };
 
 }  // namespace
 
-void two_key_chunked(Context& context, const Sequences& sequences, const TwoKey& inputs,
-                     const TwoKeyOut& out, int chunk) {
+void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
+             const TwoKeyOut& out) {
   const TwoKeyShape shape = shape_of(sequences, inputs);
-  const TwoKeySizes sizes(shape, inputs, chunk);
+  const TwoKeySizes sizes(shape, inputs, kBlock);
   const ArenaScope scope(context.arena());
   const int threads = context.threads().size();
   const WorkerScratch scratch(context.arena(), threads, Layout(sizes, Scratch()).used);
@@ -206,7 +249,7 @@ void two_key_chunked(Context& context, const Sequences& sequences, const TwoKey&
 
 void CpuBackend::two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
                          const TwoKeyOut& out) const {
-  cpu::two_key_chunked(context, sequences, inputs, out, cpu::kChunk);
+  cpu::two_key(context, sequences, inputs, out);
 }
 
 }  // namespace rankone::recurrence

@@ -8,7 +8,8 @@ ChunkBackward::ChunkBackward(const TwoKeySizes& sizes, Scratch& scratch)
     : value_row(leading(sizes.d_v)),
       key_row(leading(sizes.d_k)),
       sizes_(sizes),
-      factors_(sizes, ChunkFactors::For::gradient, scratch) {
+      factors_(sizes, ChunkFactors::For::gradient, scratch),
+      span_(sizes, scratch) {
   const int chunk = sizes.chunk;
   for (float** rows : {&d_value, &residual_, &updates_, &d_output_, &solved_}) {
     *rows = scratch.rows(chunk, sizes.d_v);
@@ -22,6 +23,7 @@ ChunkBackward::ChunkBackward(const TwoKeySizes& sizes, Scratch& scratch)
   d_gain = scratch.rows(1, chunk);
   weights_ = scratch.rows(1, chunk);
   whole_ = scratch.rows(1, sizes.d_k);
+  work_ = scratch.take(3 * kBlock * kPanel);
 }
 
 // The residual and U, from the state at the start of the chunk.
@@ -41,11 +43,24 @@ void ChunkBackward::solve_forward(const ChunkRows& rows, const float* state) {
 }
 
 void ChunkBackward::advance(const ChunkRows& rows, const float* state, float* next) {
-  factors_.build(rows, ChunkFactors::For::state);
-  solve_forward(rows, state);
-  std::copy_n(state, static_cast<Index>(sizes_.d_k) * value_row, next);
-  kernels().product({factors_.write, 1, factors_.key_row, updates_, value_row, next, value_row,
-                     sizes_.d_k, sizes_.d_v, rows.count, Into::add, factors_.keep});
+  const Kernels& k = kernels();
+  k.copy_rows(residual_, value_row, rows.v, rows.value_row, nullptr, rows.count, sizes_.d_v);
+  for (int first = 0; first < rows.count; first += kSpan) {
+    span_.build(part_of(rows, first, std::min(kSpan, rows.count - first)), false);
+    for (int column = 0; column < sizes_.d_v; column += kPanel) {
+      for (int row = first; row < std::min(first + kSpan, rows.count); row += kBlock) {
+        PanelBlock block = span_.block(row - first);
+        block.v = residual_ + row * value_row + column;
+        block.value_row = value_row;
+        block.state = (row == 0 ? state : next) + column;
+        block.next = next + column;
+        block.state_row = block.next_row = value_row;
+        block.work = work_;
+        block.columns = round_up(std::min(kPanel, sizes_.d_v - column), kLine);
+        k.panel_block(block);
+      }
+    }
+  }
 }
 
 void ChunkBackward::run(const ChunkRows& rows, const float* d_o, const float* state,

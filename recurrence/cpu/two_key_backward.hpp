@@ -3,7 +3,7 @@
 // The way back through one chunk of one value head, given the state at its start and the gradient
 // of the state at its end (docs/notation.md, the chunk form; dR there is `solved` here).
 
-#include "recurrence/cpu/two_key_chunk.hpp"
+#include "recurrence/cpu/two_key_span.hpp"
 
 namespace rankone::recurrence::cpu {
 
@@ -12,7 +12,7 @@ class ChunkBackward {
   ChunkBackward(const TwoKeySizes& sizes, Scratch& scratch);
 
   // The state at the end of the chunk, [K, V] with rows of value_row floats, from that at its
-  // start.
+  // start; the same bits as the forward pass.
   void advance(const ChunkRows& rows, const float* state, float* next);
   // d_o: rows of rows.value_row floats. d_state: the gradient at the end, replaced by that at the
   // start. The results below hold until the next call.
@@ -42,6 +42,7 @@ class ChunkBackward {
 
   TwoKeySizes sizes_;
   ChunkFactors factors_;
+  SpanFactors span_;
   float* residual_;    // [C, V]: V + erase S_0
   float* updates_;     // [C, V]: U
   float* d_output_;    // [C, V]
@@ -57,6 +58,7 @@ class ChunkBackward {
   float* anchored_;  // [C, K]
   float* whole_;     // [K]
   float* weights_;   // [C]
+  float* work_;      // of PanelBlock
 };
 
 }  // namespace rankone::recurrence::cpu

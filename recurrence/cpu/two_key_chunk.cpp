@@ -40,6 +40,21 @@ ChunkRows chunk_rows(const TwoKeyShape& shape, const TwoKey& inputs, Index first
   return rows;
 }
 
+ChunkRows part_of(const ChunkRows& rows, int first, int count) {
+  ChunkRows part = rows;
+  const auto ahead = [first](const float*& from, Index row) {
+    if (from != nullptr) from += first * row;
+  };
+  part.count = count;
+  ahead(part.q, rows.key_row);
+  ahead(part.e, rows.key_row);
+  ahead(part.w, rows.key_row);
+  ahead(part.v, rows.value_row);
+  ahead(part.g, rows.g_row);
+  ahead(part.b, rows.b_row);
+  return part;
+}
+
 ChunkFactors::ChunkFactors(const TwoKeySizes& sizes, For most, Scratch& scratch)
     : key_row(leading(sizes.d_k)), square_row(leading(sizes.chunk)), sizes_(sizes) {
   const int chunk = sizes.chunk;

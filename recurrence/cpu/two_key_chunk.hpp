@@ -47,6 +47,8 @@ struct ChunkRows {
 // Rows [first, first + count) of value head `head`.
 ChunkRows chunk_rows(const TwoKeyShape& shape, const TwoKey& inputs, Index first, int count,
                      Index head);
+// Rows [first, first + count) of these.
+ChunkRows part_of(const ChunkRows& rows, int first, int count);
 
 class ChunkFactors {
  public:

@@ -1,5 +1,6 @@
-// What the float32 chunk form must get exactly right, at every chunk length: inputs whose results
-// are representable, symmetries that cost no rounding, and the residual of the triangular solve.
+// What the float32 chunk form must get exactly right, forward in blocks and backward at every chunk
+// length: inputs whose results are representable, symmetries that cost no rounding, and the
+// residual of the triangular solve.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -28,10 +29,10 @@ Context cpu_context(int threads = 1) {
   return Context({.threads = threads, .backends = {"cpu", "reference"}});
 }
 
-TwoKeyOut run(const Inputs& inputs, int chunk = 64) {
+TwoKeyOut run(const Inputs& inputs) {
   Context context = cpu_context();
   const TwoKeyOut out = make_out(inputs);
-  recurrence::cpu::two_key_chunked(context, inputs.sequences, inputs.two_key, out, chunk);
+  recurrence::cpu::two_key(context, inputs.sequences, inputs.two_key, out);
   return out;
 }
 
@@ -39,7 +40,7 @@ class ChunkLengths : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Chunk, ChunkLengths, testing::Values(1, 16, 64));
 
 // One-hot keys and gain 1: the state is a dictionary, written, overwritten and read.
-TEST_P(ChunkLengths, OneHotKeysMakeADictionary) {
+TEST(CpuExact, OneHotKeysMakeADictionary) {
   constexpr std::int64_t kTime = 200, kKeys = 24, kValues = 20;
   Random random(2);
   for (const GateShape gate : {GateShape::none, GateShape::scalar, GateShape::channel}) {
@@ -70,12 +71,12 @@ TEST_P(ChunkLengths, OneHotKeysMakeADictionary) {
       if (found == dictionary.end()) continue;
       std::copy(found->second.begin(), found->second.end(), expected.data<float>() + t * kValues);
     }
-    EXPECT_TRUE(same_bits("o", run(inputs, GetParam()).o, expected));
+    EXPECT_TRUE(same_bits("o", run(inputs).o, expected));
   }
 }
 
 // Decay 1/2 and integers: every sum is a number of float32.
-TEST_P(ChunkLengths, HalvingIsExact) {
+TEST(CpuExact, HalvingIsExact) {
   constexpr std::int64_t kTime = 20, kSize = 16;
   Case c{.name = "halving", .gate = GateShape::scalar, .gains = Gains::none};
   c.time = kTime;
@@ -107,7 +108,7 @@ TEST_P(ChunkLengths, HalvingIsExact) {
           static_cast<float>(std::ldexp(static_cast<double>(out), -static_cast<int>(t)));
     }
   }
-  EXPECT_TRUE(same_bits("o", run(inputs, GetParam()).o, expected));
+  EXPECT_TRUE(same_bits("o", run(inputs).o, expected));
 }
 
 TEST_P(ChunkLengths, AgreesWithFloat64) {
@@ -120,7 +121,7 @@ TEST_P(ChunkLengths, AgreesWithFloat64) {
       const Inputs exact = widened(inputs);
       const TwoKeyOut expected = make_out(exact);
       recurrence::two_key(reference, exact.sequences, exact.two_key, expected);
-      const TwoKeyOut out = run(inputs, GetParam());
+      const TwoKeyOut out = run(inputs);
       EXPECT_LE(relative_error(out.o, expected.o), 3e-6);
       EXPECT_LE(relative_error(out.final_state, expected.final_state), 3e-6);
       const recurrence::TwoKeyGrads grads = make_grads(inputs), exact_grads = make_grads(exact);

@@ -1,20 +1,15 @@
 // Decay factors of a chunk and the interactions under per-channel decay.
 
-#include "recurrence/cpu/isa/declarations.hpp"
+#include "recurrence/cpu/isa/sums.hpp"
 
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 namespace {
 
-constexpr int kMostVectors = 256 / kLanes;
+constexpr int kMostChannels = 256;
 
 // A factor above 1 (g > 0 is legal) stays finite, so that it leaves a zero state zero. With room
 // for a key that multiplies it.
 constexpr float kMostDecay = 1e37F;
-
-inline Vec factor_of(Vec log_decay) {
-  const Vec factor = vexp(log_decay);
-  return select(factor > splat(kMostDecay), splat(kMostDecay), factor);
-}
 
 inline float narrow(double factor) {
   return factor > kMostDecay ? kMostDecay : static_cast<float>(factor);
@@ -44,13 +39,13 @@ void channel_decay(const ChannelDecay& d) {
     Vec before{};  // sum over the blocks before this one
     for (int first = 0; first < d.n; first += kBlock) {
       const int end = first + kBlock < d.n ? first + kBlock : d.n;
-      const Vec start = factor_of(before);
+      const Vec start = vexp_finite(before);
       Vec sum{};
       for (int i = first; i < end; ++i) {
         const Vec g = load(d.g + i * d.g_row + c);
         sum += g;
-        const Vec prefix = factor_of(sum);
-        store(d.step + i * d.row + c, factor_of(g));
+        const Vec prefix = vexp_finite(sum);
+        store(d.step + i * d.row + c, vexp_finite(g));
         store(d.prefix + i * d.row + c, prefix);
         store(d.from_start + i * d.row + c, start * prefix);
       }
@@ -59,10 +54,10 @@ void channel_decay(const ChannelDecay& d) {
     Vec behind{};
     for (int first = (d.n - 1) / kBlock * kBlock; first >= 0; first -= kBlock) {
       const int end = first + kBlock < d.n ? first + kBlock : d.n;
-      const Vec rest = factor_of(behind);
+      const Vec rest = vexp_finite(behind);
       Vec sum{};
       for (int i = end - 1; i >= first; --i) {
-        const Vec suffix = factor_of(sum);
+        const Vec suffix = vexp_finite(sum);
         store(d.suffix + i * d.row + c, suffix);
         store(d.to_end + i * d.row + c, suffix * rest);
         sum += load(d.g + i * d.g_row + c);
@@ -72,27 +67,59 @@ void channel_decay(const ChannelDecay& d) {
   }
 }
 
+namespace {
+
+// Pairs are taken in groups of one reader and kPairs writers.
+constexpr int kPairs = kLanes / 2;
+
+// Lanes [0, kPairs) of the result: erase . decayed_j for the writers j of a group, then the same
+// with the query. Leaves the writers decayed by `next` (where there is one).
+RANKONE_INLINE Vec read_group(const float* erase, const float* query, float* decayed,
+                              const float* next, int channels) {
+  Vec sums[kLanes] = {};
+  for (int d = 0; d < channels; d += kLanes) {
+    const Vec left = load(erase + d);
+    const Vec right = load(query + d);
+    const Vec step = next == nullptr ? Vec{} : load(next + d);
+    for (int j = 0; j < kPairs; ++j) {
+      float* const at = decayed + j * kMostChannels + d;
+      const Vec write = load(at);
+      sums[j] += left * write;
+      sums[kPairs + j] += right * write;
+      if (next != nullptr) store(at, write * step);
+    }
+  }
+  return lane_sums(sums);
+}
+
+}  // namespace
+
 void block_interaction(const BlockInteraction& b) {
-  const int vectors = (b.channels + kLanes - 1) / kLanes;
-  Vec decayed[kMostVectors];
-  for (int j = 0; j < b.n; ++j) {
-    for (int d = 0; d < vectors; ++d) decayed[d] = load(b.write + j * b.write_row + d * kLanes);
-    for (int i = j; i < b.n; ++i) {
-      const float* step = b.step + i * b.step_row;
-      const float* query = b.query == nullptr ? nullptr : b.query + i * b.query_row;
-      if (i > j) {
-        for (int d = 0; d < vectors; ++d) decayed[d] *= load(step + d * kLanes);
-        if (b.erase != nullptr) {
-          const float* erase = b.erase + i * b.erase_row;
-          Vec read{};
-          for (int d = 0; d < vectors; ++d) read += load(erase + d * kLanes) * decayed[d];
-          b.read[i * b.read_row + j] = sum(read);
-        }
+  alignas(64) float decayed[kBlock * kMostChannels];
+  const float* erase = b.erase == nullptr ? b.query : b.erase;
+  const Index erase_row = b.erase == nullptr ? b.query_row : b.erase_row;
+  const float* query = b.query == nullptr ? b.erase : b.query;
+  const Index query_row = b.query == nullptr ? b.erase_row : b.query_row;
+  for (int i = 0; i < b.n; ++i) {
+    // A group starts as zeros behind its first writer.
+    for (int j = i; j < (i % kPairs == 0 ? i + kPairs : i + 1); ++j) {
+      for (int d = 0; d < b.channels; d += kLanes) {
+        store(decayed + j * kMostChannels + d,
+              j == i ? load(b.write + i * b.write_row + d) : Vec{});
       }
-      if (query == nullptr) continue;
-      Vec seen{};
-      for (int d = 0; d < vectors; ++d) seen += load(query + d * kLanes) * decayed[d];
-      b.seen[i * b.seen_row + j] = sum(seen);
+    }
+    const float* next = i + 1 < b.n ? b.step + (i + 1) * b.step_row : nullptr;
+    for (int first = 0; first <= i; first += kPairs) {
+      float sums[kLanes];
+      store(sums, read_group(erase + i * erase_row, query + i * query_row,
+                             decayed + first * kMostChannels, next, b.channels));
+      const int end = first + kPairs < i ? first + kPairs : i;
+      if (b.erase != nullptr) {
+        for (int j = first; j < end; ++j) b.read[i * b.read_row + j] = sums[j - first];
+      }
+      if (b.query == nullptr) continue;
+      for (int j = first; j < end; ++j) b.seen[i * b.seen_row + j] = sums[kPairs + j - first];
+      if (first + kPairs > i) b.seen[i * b.seen_row + i] = sums[kPairs + i - first];
     }
   }
 }

@@ -24,6 +24,10 @@ void scalar_decay(const ScalarDecay& d);
 void channel_decay(const ChannelDecay& d);
 void block_interaction(const BlockInteraction& b);
 void block_interaction_grad(const BlockInteractionGrad& b);
+// panel.cpp
+void block_keys(const BlockKeys& b);
+void block_dots(const BlockDots& b);
+void panel_block(const PanelBlock& p);
 // decay_grad.cpp
 void channel_decay_grad(const DecayGrad& d);
 void scalar_decay_grad(const DecayGrad& d);

@@ -1,20 +1,9 @@
 // Row-wise copies, and the step of one token.
 
-#include "recurrence/cpu/isa/declarations.hpp"
+#include "recurrence/cpu/isa/tile.hpp"
 
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 namespace {
-
-struct Whole {
-  Vec get(const float* from) const { return load(from); }
-  void put(float* to, Vec value) const { store(to, value); }
-};
-
-struct Part {
-  int count;
-  Vec get(const float* from) const { return load_part(from, count); }
-  void put(float* to, Vec value) const { store_part(to, value, count); }
-};
 
 // Columns of a step: N vectors from `column` on, each accessed through `access`.
 template <int N, class Access>
@@ -38,9 +27,11 @@ void step_panel(const Step& s, int column, float query_write, const Access acces
   for (int n = 0; n < N; ++n) {
     const Vec value = access.get(s.v + column + n * kLanes);
     update[n] = splat(s.gain) * (s.e == nullptr ? value : value - read[n]);
+    if (s.o == nullptr) continue;
     const Vec out = splat(s.scale) * (seen[n] + splat(query_write) * update[n]);
     access.put(s.o + column + n * kLanes, out);
   }
+  if (s.new_state == nullptr) return;
   for (int d = 0; d < s.channels; ++d) {
     const Index at = d * s.state_row + column;
     const float decay = s.decay == nullptr ? 1.0F : s.decay[d];

@@ -20,6 +20,18 @@ struct Int {
   static constexpr int kValue = value;
 };
 
+// Access to a vector in memory, and to its first lanes.
+struct Whole {
+  Vec get(const float* from) const { return load(from); }
+  void put(float* to, Vec value) const { store(to, value); }
+};
+
+struct Part {
+  int count;
+  Vec get(const float* from) const { return load_part(from, count); }
+  void put(float* to, Vec value) const { store_part(to, value, count); }
+};
+
 template <int R, int N>
 RANKONE_INLINE void load_tile(Vec (&tile)[R][N], const float* from, Index row) {
   for (int r = 0; r < R; ++r) {
@@ -48,6 +60,19 @@ RANKONE_INLINE void multiply_tile(Vec (&tile)[R][N], const float* a, Index a_row
     a += a_column;
     b += b_row;
   }
+}
+
+// tile(r, :) += factor * a row in memory, or another row of the tile.
+template <int R, int N>
+RANKONE_INLINE void add_row(Vec (&tile)[R][N], int r, float factor, const float* row) {
+  const Vec left = splat(factor);
+  for (int n = 0; n < N; ++n) tile[r][n] += left * load(row + n * kLanes);
+}
+
+template <int R, int N>
+RANKONE_INLINE void add_row(Vec (&tile)[R][N], int r, float factor, int other) {
+  const Vec left = splat(factor);
+  for (int n = 0; n < N; ++n) tile[r][n] += left * tile[other][n];
 }
 
 // Calls tile(Int<R>, first) for row tiles from the first row to the last: full ones, then 4, 2, 1.

@@ -20,18 +20,6 @@ RANKONE_INLINE void tiles_down(const Triangle& t, F&& tile) {
   });
 }
 
-template <int R, int N>
-RANKONE_INLINE void add_row(Vec (&tile)[R][N], int r, float factor, const float* row) {
-  const Vec left = splat(factor);
-  for (int n = 0; n < N; ++n) tile[r][n] += left * load(row + n * kLanes);
-}
-
-template <int R, int N>
-RANKONE_INLINE void add_row(Vec (&tile)[R][N], int r, float factor, int other) {
-  const Vec left = splat(factor);
-  for (int n = 0; n < N; ++n) tile[r][n] += left * tile[other][n];
-}
-
 }  // namespace
 
 void add_lower(const Triangle& t) {
