@@ -21,24 +21,35 @@ CLI::App& bench_command(CLI::App& app) {
   return *bench;
 }
 
-Timing measure(const std::function<void()>& work, int least, double seconds) {
+std::vector<Timing> measure_in_turn(const std::vector<std::function<void()>>& works, int least,
+                                    double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto since = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  work();
-  std::vector<double> times;
+  for (const auto& work : works) work();
+  std::vector<std::vector<double>> times(works.size());
   const auto start = Clock::now();
-  while (static_cast<int>(times.size()) < least || since(start) < seconds) {
-    const auto begin = Clock::now();
-    work();
-    times.push_back(since(begin) * 1e6);
+  for (int turn = 0; turn < least || since(start) < seconds; ++turn) {
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      const auto begin = Clock::now();
+      works[i]();
+      times[i].push_back(since(begin) * 1e6);
+    }
   }
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) {
-    return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1))];
-  };
-  return {at(0.5), at(0.2), at(0.8), static_cast<int>(times.size())};
+  std::vector<Timing> result;
+  for (std::vector<double>& sorted : times) {
+    std::sort(sorted.begin(), sorted.end());
+    const auto at = [&](double share) {
+      return sorted[static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1))];
+    };
+    result.push_back({at(0.5), at(0.2), at(0.8), static_cast<int>(sorted.size())});
+  }
+  return result;
+}
+
+Timing measure(const std::function<void()>& work, int least, double seconds) {
+  return measure_in_turn({work}, least, seconds).front();
 }
 
 void write_rows(const std::string& file, const std::vector<BenchRow>& rows) {

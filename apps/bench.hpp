@@ -30,6 +30,11 @@ struct Timing {
 // Calls `work` once unmeasured, then at least `least` times and until `seconds` are spent.
 Timing measure(const std::function<void()>& work, int least = 5, double seconds = 1.0);
 
+// The same for several that are to be compared: they take turns, so that whatever the machine does
+// meanwhile happens to all. Until `seconds` are spent on all together.
+std::vector<Timing> measure_in_turn(const std::vector<std::function<void()>>& works, int least = 5,
+                                    double seconds = 1.0);
+
 using BenchRow = nlohmann::ordered_json;
 // Writes an array of rows; nothing for an empty file name.
 void write_rows(const std::string& file, const std::vector<BenchRow>& rows);

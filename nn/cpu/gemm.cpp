@@ -7,9 +7,7 @@
 namespace rankone::nn {
 namespace {
 
-// Terms of one chain of multiply-adds: a packed panel of b of this depth stays in the first-level
-// cache and a packed block of a in the second.
-constexpr std::int64_t kDepth = 256;
+constexpr std::int64_t kDepth = kGemmDepth;
 // Terms of a piece. Pieces can be summed by different threads.
 constexpr std::int64_t kPiece = 8 * kDepth;
 constexpr std::int64_t kBlockPanels = 20;  // panels of a packed at a time
@@ -45,11 +43,6 @@ void multiply_block(const GemmKernels& kernels, const GemmShape& shape, const Ge
     kernels.pack(element(a, i, 0), a.storage, a.stride, !a.transposed, rows, shape.k,
                  a_panels + i * shape.k, rows);
   }
-  if (b.transposed && shape.m <= kernels.stream_rows) {
-    kernels.stream(shape.k, static_cast<int>(shape.m), a_panels, b.data, b.storage, b.stride,
-                   shape.n, c, c_stride, add);
-    return;
-  }
   for (std::int64_t j = 0; j < shape.n; j += kernels.panel_columns) {
     const int columns =
         static_cast<int>(std::min<std::int64_t>(kernels.panel_columns, shape.n - j));
@@ -72,10 +65,31 @@ void multiply_block(const GemmKernels& kernels, const GemmShape& shape, const Ge
   }
 }
 
+bool streams(const GemmKernels& kernels, const GemmShape& shape, const GemmMatrix& b) {
+  return b.transposed && shape.m <= kernels.stream_rows;
+}
+
+// A few rows times b, read once from where it lies.
+void stream_piece(const GemmKernels& kernels, const GemmShape& shape, const GemmMatrix& a,
+                  const GemmMatrix& b, float* c, std::int64_t c_stride, bool add, float* scratch) {
+  const int rows = static_cast<int>(shape.m);
+  const float* packed = scratch;
+  if (rows == 1 && !a.transposed && a.storage == Storage::f32) {
+    packed = static_cast<const float*>(a.data);
+  } else {
+    kernels.pack(a.data, a.storage, a.stride, !a.transposed, rows, shape.k, scratch, rows);
+  }
+  kernels.stream(shape.k, rows, packed, b.data, b.storage, b.stride, shape.n, c, c_stride, add);
+}
+
 // The sum of one piece: shape.k <= kPiece.
 void multiply_piece(const GemmKernels& kernels, const GemmShape& shape, const GemmMatrix& a,
                     const GemmMatrix& b, float* c, std::int64_t c_stride, bool add,
                     float* scratch) {
+  if (streams(kernels, shape, b)) {
+    stream_piece(kernels, shape, a, b, c, c_stride, add, scratch);
+    return;
+  }
   const std::int64_t step = block_rows(kernels);
   for (std::int64_t i = 0; i < shape.m; i += step) {
     for (std::int64_t k = 0; k < shape.k; k += kDepth) {
@@ -163,7 +177,10 @@ std::int64_t gemm_scratch(const GemmKernels& kernels, const GemmShape& shape) {
   const std::int64_t rows = std::min(shape.m, block_rows(kernels));
   const std::int64_t depth = std::min(shape.k, kDepth);
   // One panel more than the block: packing writes whole vectors past its end.
-  const std::int64_t packed = kDepth * kernels.panel_columns + rows * depth + kernels.panel_columns;
+  const std::int64_t block = kDepth * kernels.panel_columns + rows * depth;
+  const std::int64_t streamed =
+      shape.m <= kernels.stream_rows ? shape.m * std::min(shape.k, kPiece) : 0;
+  const std::int64_t packed = std::max(block, streamed) + kernels.panel_columns;
   const std::int64_t piece = shape.k > kPiece ? shape.m * shape.n : 0;
   return round_up(packed, 16) + round_up(piece, 16);
 }

@@ -154,7 +154,7 @@ void check(const Case& test) {
 }
 
 TEST(CpuGemm, OddSizesInEveryLayout) {
-  const std::int64_t sizes[] = {1, 2, 5, 13, 37};
+  const std::int64_t sizes[] = {1, 2, 5, 7, 13, 37};
   for (const std::int64_t m : sizes) {
     for (const std::int64_t n : {1L, 15L, 33L, 64L, 70L}) {
       for (const std::int64_t k : {1L, 7L, 16L, 45L}) {
@@ -173,7 +173,7 @@ TEST(CpuGemm, OddSizesInEveryLayout) {
 
 TEST(CpuGemm, LongSumsAreCutIntoBlocksAndPieces) {
   for (const std::int64_t k : {256L, 257L, 2048L, 2049L, 5000L}) {
-    for (const std::int64_t m : {1L, 9L, 64L}) {
+    for (const std::int64_t m : {1L, 3L, 8L, 9L, 64L}) {
       for (const bool accumulate : {false, true}) {
         Case test{{m, 48, k}};
         test.transpose_a = m != 1;
@@ -197,7 +197,7 @@ TEST(CpuGemm, SeveralTiles) {
 
 TEST(CpuGemm, HalfStorageIsWidenedExactly) {
   for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
-    for (const std::int64_t m : {1L, 3L, 30L}) {
+    for (const std::int64_t m : {1L, 3L, 6L, 30L}) {
       for (int layout = 0; layout < 4; ++layout) {
         Case test{{m, 53, 75}};
         test.transpose_a = (layout & 1) != 0;
@@ -258,7 +258,7 @@ TEST(CpuGemm, BitsOfAnElementDependOnItsRowAndColumnAlone) {
     for (const Isa isa : isas()) {
       const GemmKernels& kernels = gemm_kernels(isa);
       const std::vector<float> c = run(kernels, test, whole, 2);
-      for (const std::int64_t rows : {1L, 2L, 4L, 5L, 17L}) {
+      for (const std::int64_t rows : {1L, 2L, 4L, 5L, 8L, 17L}) {
         for (const std::int64_t columns : {1L, 31L, 64L}) {
           Case part = test;
           part.shape.m = rows;

@@ -9,6 +9,10 @@ namespace rankone::nn {
 
 enum class Storage { f32, bf16, f16 };  // of a matrix; everything is multiplied as float32
 
+// Terms of one chain of multiply-adds: a packed panel of b of this depth stays in the first-level
+// cache and a packed block of a in the second.
+constexpr std::int64_t kGemmDepth = 256;
+
 struct GemmKernels {
   int panel_rows;     // most rows of `multiply`
   int panel_columns;  // columns of a packed panel of b
@@ -26,8 +30,8 @@ struct GemmKernels {
   void (*multiply)(std::int64_t depth, int rows, const float* a, const float* b,
                    std::int64_t b_stride, float* c, std::int64_t c_stride, int columns, bool add);
 
-  // The same sums in the same order, with b read once from where it lies: element (k, j) is
-  // b[j * b_stride + k]. Any number of columns.
+  // The same for any depth and number of columns, with b read once from where it lies: element
+  // (k, j) is b[j * b_stride + k]. The sums of every kGemmDepth terms are added up in order.
   void (*stream)(std::int64_t depth, int rows, const float* a, const void* b, Storage storage,
                  std::int64_t b_stride, std::int64_t columns, float* c, std::int64_t c_stride,
                  bool add);
