@@ -274,6 +274,21 @@ __device__ __forceinline__ void copy_rows(void* shared, const TensorMap* map, in
       : "memory");
 }
 
+// `bytes` (a multiple of 16, both sides aligned to 16) from shared to global memory by the copy
+// engine, on behalf of this thread; fence_async() by the threads that wrote them comes before. The
+// bytes may be overwritten after store_bulk_read().
+__device__ __forceinline__ void store_bulk(void* global, const void* shared, std::uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(global),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
+// Until all bulk stores of this thread have read shared memory.
+__device__ __forceinline__ void store_bulk_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // Of a matrix in shared memory. Not swizzled: in cores of 8 rows of 16 bytes (128 bytes, rows one
 // behind the other); `leading` and `stride` are the distances in bytes between neighbouring cores:
 // for a matrix read with its contraction along the 16-byte rows leading is the one along the
@@ -300,6 +315,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t*, std::uint
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t*, std::uint32_t, bool = true) {}
 __device__ __forceinline__ void copy_bulk(void*, const void*, std::uint32_t, std::uint64_t*) {}
 __device__ __forceinline__ void copy_rows(void*, const TensorMap*, int, int, int, std::uint64_t*) {}
+__device__ __forceinline__ void store_bulk(void*, const void*, std::uint32_t) {}
+__device__ __forceinline__ void store_bulk_read() {}
 
 #endif
 

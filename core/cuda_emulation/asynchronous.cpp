@@ -18,6 +18,7 @@ struct Copy {
 struct Thread {
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> stores;
 };
 
 std::vector<Thread> threads_;
@@ -30,7 +31,7 @@ void start_copies(int threads) { threads_.assign(static_cast<std::size_t>(thread
 
 void finish_copies(int thread) {
   const Thread& state = threads_[static_cast<std::size_t>(thread)];
-  bool pending = !state.open.empty();
+  bool pending = !state.open.empty() || !state.stores.empty();
   for (const auto& group : state.groups) pending = pending || !group.empty();
   if (pending) broken("a thread ended with copies it never waited for");
 }
@@ -53,6 +54,15 @@ void await_copies(int groups_left) {
     }
     groups.pop_front();
   }
+}
+
+void store_later(void* global, const void* shared, std::size_t bytes) {
+  mine().stores.push_back({global, shared, bytes, bytes});
+}
+
+void await_stores() {
+  for (const Copy& store : mine().stores) std::memcpy(store.to, store.from, store.bytes);
+  mine().stores.clear();
 }
 
 }  // namespace rankone::cuda::emulation

@@ -250,6 +250,14 @@ inline void copy_rows(void* shared, const TensorMap* map, int column, int head, 
   emulation::end_phase_if_complete(state);
 }
 inline void fence_async() {}
+inline void store_bulk(void* global, const void* shared, std::uint32_t bytes) {
+  if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||
+      reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
+    emulation::broken("a bulk store is not aligned to 16 bytes");
+  }
+  emulation::store_later(global, shared, bytes);
+}
+inline void store_bulk_read() { emulation::await_stores(); }
 
 inline std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
                                        std::uint32_t stride, bool swizzled) {

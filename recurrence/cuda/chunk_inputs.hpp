@@ -31,23 +31,34 @@ __device__ __forceinline__ float gain_value(const Gate& gain, std::int64_t index
   return gain.data == nullptr ? 1.0F : gate_value<Format>(gain, index);
 }
 
-// The sums G of a chunk's scalar log decays in base 2, each as the sum of two floats, one behind
-// the other: the difference of two of them is as exact as the sum of the gates between. By one
-// warp; `step` is the distance between rows.
+// Scalar gates of rows lane and lane + 32 of a chunk: log decay and gain; nothing beyond `count`.
+struct GatePair {
+  float g[2], b[2];
+};
 template <class Format>
-__device__ __forceinline__ void sum_gates(float* sums, const Gate& g, std::int64_t first,
-                                          std::int64_t step, int count) {
+__device__ __forceinline__ GatePair load_gates(const TwoKeyCall& call, std::int64_t first,
+                                               int count, std::int64_t head) {
+  GatePair out;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 32 * half + static_cast<int>(threadIdx.x % 32);
+    const std::int64_t at = (first + row) * call.value_heads + head;
+    const bool valid = row < count;
+    out.g[half] = valid && call.g.data != nullptr ? gate_value<Format>(call.g, at) : 0.0F;
+    out.b[half] = valid ? gain_value<Format>(call.b, at) : 0.0F;
+  }
+  return out;
+}
+
+// The sums G of those log decays in base 2, each as the sum of two floats: the difference of two of
+// them is as exact as the sum of the gates between. By one warp.
+__device__ __forceinline__ void sum_gates(float2 (&sums)[2], const GatePair& gates) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   double sum[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = 32 * half + lane;
-    double gate = 0.0;
-    if (g.data != nullptr && row < count) {
-      gate = static_cast<double>(gate_value<Format>(g, first + row * step)) * 1.4426950408889634;
-      gate = gate < kLeastGate ? kLeastGate : gate > -kLeastGate ? -kLeastGate : gate;
-    }
-    sum[half] = gate;
+    const double gate = static_cast<double>(gates.g[half]) * 1.4426950408889634;
+    sum[half] = gate < kLeastGate ? kLeastGate : gate > -kLeastGate ? -kLeastGate : gate;
   }
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -61,9 +72,7 @@ __device__ __forceinline__ void sum_gates(float* sums, const Gate& g, std::int64
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const auto high = static_cast<float>(sum[half]);
-    float* const to = sums + 2 * (32 * half + lane);
-    to[0] = high;
-    to[1] = static_cast<float>(sum[half] - static_cast<double>(high));
+    sums[half] = make_float2(high, static_cast<float>(sum[half] - static_cast<double>(high)));
   }
 }
 

@@ -82,35 +82,36 @@ __device__ __forceinline__ void multiply_block(float (&out)[2][4], const SplitLe
   }
 }
 
-// Where the inverse goes: a tile of Format and, where `low` is not null, one for what rounding to
-// Format leaves.
+// Blocks (i, c) of the inverse, held transposed, to [64, 64] tiles: what is rounded to Format to
+// shared memory, and where `low` is not null what that leaves to global memory.
 struct InverseTiles {
   unsigned char *high, *low;
 };
 
-// Block (i, c) of the inverse, held transposed.
 template <class Format>
 __device__ __forceinline__ void put_block(const InverseTiles& tiles, const float (&value)[2][4],
                                           int i, int c) {
-  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  std::uint32_t pairs[4];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int j = 0; j < 4; ++j) {  // rows 8 (j / 2) .. of the block, columns 8 (j % 2) ..
+    pairs[j] = pack<Format>(value[j / 2][j % 2 * 2], value[j / 2][j % 2 * 2 + 1]);
+  }
+  store_matrix_x4_transposed(
+      tiles.high + (2 * c + lane / 8 % 2) * 1024 + (16 * i + lane / 16 * 8 + lane % 8) * 16, pairs);
+  if (tiles.low == nullptr) return;
 #pragma unroll
-    for (int at = 0; at < 4; ++at) {
-      const int row = 16 * i + 8 * half + 2 * t + at % 2;
-      const int place = (2 * c + at / 2) * 1024 + row * 16 + g * 2;
-      const Format high = narrow<Format>(value[half][at]);
-      *reinterpret_cast<Format*>(tiles.high + place) = high;
-      if (tiles.low != nullptr) {
-        *reinterpret_cast<Format*>(tiles.low + place) =
-            narrow<Format>(value[half][at] - widen(high));
-      }
-    }
+  for (int j = 0; j < 4; ++j) {
+    const float2 high = unpack<Format>(pairs[j]);
+    const std::uint32_t low =
+        pack<Format>(value[j / 2][j % 2 * 2] - high.x, value[j / 2][j % 2 * 2 + 1] - high.y);
+    *reinterpret_cast<std::uint32_t*>(tiles.low + (2 * c + j % 2) * 1024 +
+                                      (16 * i + j / 2 * 8) * 16 + lane * 4) = transpose_matrix(low);
   }
 }
 
-// Column `c` of blocks of the inverse, by one warp, into [64, 64] tiles. `triangle` holds the
-// inverses of the diagonal blocks and, below them, the triangle itself.
+// Column `c` of blocks of the inverse, by one warp. `triangle` holds the inverses of the diagonal
+// blocks and, below them, the triangle itself.
 template <class Format>
 __device__ __forceinline__ void invert_column(const InverseTiles& tiles, const float* triangle,
                                               int c) {
@@ -144,23 +145,30 @@ __device__ __forceinline__ void invert_column(const InverseTiles& tiles, const f
     put_block<Format>(tiles, value, i, c);
     if (step < 3) split(done[step], value);
   }
-  // Above the diagonal.
+  if (tiles.low == nullptr) return;
 #pragma unroll
-  for (int at = 0; at < 3; ++at) {
+  for (int at = 0; at < 3; ++at) {  // above the diagonal
     const int piece = at * 32 + lane, column = piece / 48, row = piece % 48;
     if (row < 16 * c) {
-      const int place = (2 * c + column) * 1024 + row * 16;
-      *reinterpret_cast<uint4*>(tiles.high + place) = make_uint4(0, 0, 0, 0);
-      if (tiles.low != nullptr) {
-        *reinterpret_cast<uint4*>(tiles.low + place) = make_uint4(0, 0, 0, 0);
-      }
+      *reinterpret_cast<uint4*>(tiles.low + (2 * c + column) * 1024 + row * 16) =
+          make_uint4(0, 0, 0, 0);
     }
+  }
+}
+
+// What invert_triangle() does not write of a tile in shared memory: zeros above the diagonal. By
+// 128 threads.
+__device__ __forceinline__ void clear_above(unsigned char* tile) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = i * 128 + static_cast<int>(threadIdx.x) % 128, piece = at / 64, row = at % 64;
+    if (row / 8 < piece) *reinterpret_cast<uint4*>(tile + at * 16) = make_uint4(0, 0, 0, 0);
   }
 }
 
 // Whether the inverse calls for products of float32 class: the squares of a row of the triangle sum
 // to half or more. `sums`: of the squares of this lane's elements of two rows (rows of a warp's
-// accumulator). Noted for the block in `notes`, one per warp.
+// accumulator). Noted for the block in `notes`, one per warp of four.
 __device__ __forceinline__ void note_size(float upper, float lower, int* notes) {
   const float sum[2] = {upper + __shfl_xor_sync(0xffffffffU, upper, 1),
                         lower + __shfl_xor_sync(0xffffffffU, lower, 1)};
@@ -168,33 +176,33 @@ __device__ __forceinline__ void note_size(float upper, float lower, int* notes) 
   const float second = sum[1] + __shfl_xor_sync(0xffffffffU, sum[1], 2);
   // Not "at least": NaN counts as large.
   const int large = __any_sync(0xffffffffU, !(first < 0.5F && second < 0.5F));
-  if (threadIdx.x % 32 == 0) notes[threadIdx.x / 32] = large;
+  if (threadIdx.x % 32 == 0) notes[threadIdx.x / 32 % 4] = large;
 }
 
-// All of it: from rows of the strict triangle that each warp put into its own 16 rows (the upper
-// part of the diagonal blocks is not looked at) to the tile, or with `precise` both tiles, in
-// global memory. `tile` is shared memory for them beside the triangle. By 128 threads.
+// All of it, from the strict triangle in shared memory (the upper part of the diagonal blocks is
+// not looked at) to `tile` in shared memory, which is zero above the diagonal, and with `precise`
+// to `low` in global memory. By four warps, whose barrier it is. `turn` says which warp begins with
+// the longest column.
 template <class Format>
 __device__ __forceinline__ bool invert_triangle(float* triangle, unsigned char* tile,
-                                                unsigned char* out, unsigned char* out_low,
-                                                const int* notes) {
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  __syncwarp();
+                                                unsigned char* low, const int* notes, int barrier,
+                                                int turn = 0) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  barrier_sync(barrier, 128);
   invert_diagonal_block(triangle + 16 * warp * (kTriangleRow + 1));
-  __syncthreads();
+  barrier_sync(barrier, 128);
   const bool precise = (notes[0] | notes[1] | notes[2] | notes[3]) != 0;
-  invert_column<Format>({tile, precise ? tile + kSquareBytes : nullptr}, triangle, warp);
-  __syncthreads();
+  invert_column<Format>({tile, precise ? low : nullptr}, triangle, (warp + turn) % 4);
+  return precise;
+}
+
+// A tile from shared to global memory, by 128 threads.
+__device__ __forceinline__ void put_tile(unsigned char* to, const unsigned char* tile) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int at = (i * 128 + thread) * 16;
-    *reinterpret_cast<uint4*>(out + at) = *reinterpret_cast<const uint4*>(tile + at);
-    if (precise) {
-      *reinterpret_cast<uint4*>(out_low + at) =
-          *reinterpret_cast<const uint4*>(tile + kSquareBytes + at);
-    }
+    const int at = (i * 128 + static_cast<int>(threadIdx.x) % 128) * 16;
+    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(tile + at);
   }
-  return precise;
 }
 
 }  // namespace rankone::recurrence::cuda

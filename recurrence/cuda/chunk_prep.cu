@@ -1,225 +1,277 @@
 #include "recurrence/cuda/chunk_prep.hpp"
 
-#include "recurrence/cuda/chunk_inputs.hpp"
-#include "recurrence/cuda/chunk_inverse.hpp"
+#include <algorithm>
 
-// Without decay and for scalar decay. One block of four warps per (chunk, value head): warp w makes
-// rows 16 w .. of a and P from the keys as they are, exact products of 16-bit numbers summed in
-// float32, and scales them by exp(G_i - G_j); then Y.
+#include "recurrence/cuda/chunk_prep_scalar.hpp"
+
+// Without decay and for scalar decay. On Hopper blocks stay on the device and go over (chunk, value
+// head): one warp has the copy engine bring the keys of the next and makes the numbers of its
+// gates, while four make a and P and Y, which the copy engine takes away. Elsewhere one block of
+// four warps per (chunk, value head) does everything.
 
 namespace rankone::recurrence::cuda {
 namespace {
 
+// ---- Before Hopper -----------------------------------------------------------------------------
+
 constexpr int kThreads = 128;
-
-struct Shared {
-  float sums[2 * 64];  // of sum_gates()
-  float gain[64];
-  int notes[32];  // of note_size(); padded
-
-  __device__ float2 sum(int row) const { return make_float2(sums[2 * row], sums[2 * row + 1]); }
-};
-constexpr int kTiles = sizeof(Shared);  // where the key tiles begin; later the triangle and Y
-static_assert(kTiles % 128 == 0);
+constexpr int kWorkers = 1;  // their barrier
 
 template <int Columns>
 std::size_t shared_bytes(bool delta, bool same_key) {
   const std::size_t keys = KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
-  const std::size_t solve = delta ? kTriangleBytes + 2 * kSquareBytes : 0;
-  return kTiles + (keys > solve ? keys : solve);
-}
-
-// Rows of the record that depend on gates alone. `thread` counts all threads.
-__device__ __forceinline__ void put_decays(const ChunkCall& c, unsigned char* record,
-                                           const Shared& shared, int columns) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const float2 last = shared.sum(63);
-  const auto row = [&](std::int64_t at) { return reinterpret_cast<float*>(record + at); };
-  if (thread < 64) {
-    const float2 sum = shared.sum(thread);
-    row(c.layout.in)[thread] = decay_factor(sum.x + sum.y);
-    row(c.layout.gain)[thread] = shared.gain[thread];
-  } else {
-    row(c.layout.out)[thread - 64] = decay_factor(between(last, shared.sum(thread - 64)));
-  }
-  const float keep = decay_factor(last.x + last.y);
-  for (int i = thread; i < columns; i += kThreads) {
-    row(c.layout.keep)[i] = i < c.call.d_k ? keep : 0.0F;
-  }
-}
-
-// Rows of block Blocks - 1 with columns up to that block, before any decay: q w^T and e w^T.
-template <int Blocks, class Format, class T, bool Delta>
-__device__ __forceinline__ void multiply_keys(float (&p)[8][4], float (&a)[8][4],
-                                              const unsigned char* keys,
-                                              const unsigned char* erase) {
-  constexpr int kFirst = 16 * (Blocks - 1);
-#pragma unroll 2
-  for (int k = 0; k < T::kColumns / 16; ++k) {
-    std::uint32_t q[4], e[4], w[Blocks][4];
-    load_a<T>(q, keys, kFirst, k);
-    if constexpr (Delta) load_a<T>(e, erase, kFirst, k);
-#pragma unroll
-    for (int block = 0; block < Blocks; ++block)
-      load_b<T>(w[block], keys + T::kBytes, 16 * block, k);
-#pragma unroll
-    for (int n = 0; n < 2 * Blocks; ++n) {
-      const std::uint32_t* const right = &w[n / 2][n % 2 * 2];
-      mma_m16n8k16<Format>(p[n], q, right[0], right[1]);
-      if constexpr (Delta) mma_m16n8k16<Format>(a[n], e, right[0], right[1]);
-    }
-  }
+  const std::size_t output = delta ? sizeof(ScalarOutput<true>) : sizeof(ScalarOutput<false>);
+  return std::max(keys, output) + sizeof(ScalarNumbers);
 }
 
 template <class Format, int Columns, bool Delta>
-__global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 5)
+__global__ void __launch_bounds__(kThreads, Columns == 256 ? 3 : 4)
     prepare_scalar(const ChunkCall c) {
   using T = KeyTile<Columns>;
-  auto& shared = *reinterpret_cast<Shared*>(shared_memory());
-  unsigned char* const tiles = shared_memory() + kTiles;
-  const int thread = static_cast<int>(threadIdx.x), warp = warp_number(), lane = thread % 32;
-  const int g = lane / 4, t = lane % 4;
   const TwoKeyCall& call = c.call;
+  const bool separate = Delta && !call.same_key;
+  // The keys and, when they are used up, the results.
+  unsigned char* const tiles = shared_memory();
+  auto& out = *reinterpret_cast<ScalarOutput<Delta>*>(tiles);
+  const int tile_bytes = (separate ? 3 : 2) * T::kBytes, output_bytes = sizeof out;
+  auto& numbers = *reinterpret_cast<ScalarNumbers*>(
+      tiles + (tile_bytes > output_bytes ? tile_bytes : output_bytes));
   const auto heads = static_cast<std::uint32_t>(call.value_heads);
   const std::int64_t chunk = blockIdx.x / heads, head = blockIdx.x % heads;
   const Span span = call.rows.span(chunk);
-  const int count = span.count;
   unsigned char* const record = c.record(chunk, head);
+  const int warp = warp_number();
 
-  load_keys<Columns>(call, span.first, count, head, Delta && !call.same_key, tiles);
+  load_keys<Columns>(call, span.first, span.count, head, separate, tiles);
   copy_commit();
-  const std::int64_t gate = span.first * call.value_heads + head;
   if (warp == 0) {
-    sum_gates<Format>(shared.sums, call.g, gate, call.value_heads, count);
-  } else if (warp < 3) {
-    const int row = thread - 32;
-    shared.gain[row] =
-        row < count ? gain_value<Format>(call.b, gate + row * call.value_heads) : 0.0F;
+    put_numbers(numbers, load_gates<Format>(call, span.first, span.count, head), c, record,
+                span.count);
   }
   copy_wait<0>();
   __syncthreads();
-  put_decays(c, record, shared, Columns);
-
-  float a[8][4] = {}, p[8][4] = {};
-  const int m = 16 * warp;
-  const unsigned char* const erase = tiles + (call.same_key ? 1 : 2) * T::kBytes;
-  switch (warp) {  // no branches inside the loops
-    case 0:
-      multiply_keys<1, Format, T, Delta>(p, a, tiles, erase);
-      break;
-    case 1:
-      multiply_keys<2, Format, T, Delta>(p, a, tiles, erase);
-      break;
-    case 2:
-      multiply_keys<3, Format, T, Delta>(p, a, tiles, erase);
-      break;
-    default:
-      multiply_keys<4, Format, T, Delta>(p, a, tiles, erase);
-  }
-
-  // Decays and the triangle; P leaves from the registers, 128 bytes in a row at a time. Left of the
-  // diagonal block the decay is that from its first row times that to it.
-  const int upper = m + g, lower = upper + 8;  // the rows of this lane
-  const bool decay = call.g.data != nullptr;
-  const float2 anchor = shared.sum(m == 0 ? 0 : m - 1);
-  const float2 upper_sum = shared.sum(upper), lower_sum = shared.sum(lower);
-  const float upper_factor = decay ? decay_factor(between(upper_sum, anchor)) : 1.0F;
-  const float lower_factor = decay ? decay_factor(between(lower_sum, anchor)) : 1.0F;
-  unsigned char* const to = record + c.layout.square_p + upper * 16 + t * 4;
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    std::uint32_t pairs[2] = {0, 0};
-    const int column = 8 * n + 2 * t;
-    if (8 * n < m + 16) {
-      float factor[4] = {1.0F, 1.0F, 1.0F, 1.0F};
-      if (decay) {
-        const float4 sums = *reinterpret_cast<const float4*>(shared.sums + 2 * column);
-        const float2 left = make_float2(sums.x, sums.y), right = make_float2(sums.z, sums.w);
-        if (8 * n < m) {
-          const float left_factor = decay_factor(between(anchor, left));
-          const float right_factor = decay_factor(between(anchor, right));
-          factor[0] = upper_factor * left_factor;
-          factor[1] = upper_factor * right_factor;
-          factor[2] = lower_factor * left_factor;
-          factor[3] = lower_factor * right_factor;
-        } else {
-          factor[0] = decay_factor(between(upper_sum, left));
-          factor[1] = decay_factor(between(upper_sum, right));
-          factor[2] = decay_factor(between(lower_sum, left));
-          factor[3] = decay_factor(between(lower_sum, right));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        p[n][i] *= call.scale * factor[i];
-        if constexpr (Delta) a[n][i] *= factor[i];
-      }
-      if (8 * n >= m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = i < 2 ? upper : lower, j = column + i % 2;
-          if (j > row) p[n][i] = 0.0F;
-          if (j >= row) a[n][i] = 0.0F;
-        }
-      }
-      pairs[0] = pack<Format>(p[n][0], p[n][1]);
-      pairs[1] = pack<Format>(p[n][2], p[n][3]);
+  float p[32] = {}, a[32] = {};
+  multiply_keys<MmaEngine<Format>, T, Delta>(p, a, tiles, tiles + T::kBytes,
+                                             tiles + (separate ? 2 : 1) * T::kBytes, warp);
+  __syncthreads();
+  clear_above(out.p);
+  if constexpr (Delta) clear_above(out.y);
+  put_products<Format, Delta>(p, a, numbers, out, call.scale, warp);
+  if constexpr (Delta) {
+    const bool precise =
+        invert_triangle<Format>(out.triangle, out.y, record + c.layout.square_low, out.notes, 1);
+    if (threadIdx.x == 0) {
+      *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
     }
-    *reinterpret_cast<std::uint32_t*>(to + n * 1024) = pairs[0];
-    *reinterpret_cast<std::uint32_t*>(to + n * 1024 + 128) = pairs[1];
   }
-  if constexpr (!Delta) return;
-
-  auto* const triangle = reinterpret_cast<float*>(tiles);
-  __syncthreads();  // the keys are used up
-  float squares[2] = {0.0F, 0.0F};
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    if (8 * n >= m + 16) break;
-    const float2 gain = *reinterpret_cast<const float2*>(shared.gain + 8 * n + 2 * t);
-    float* const to = triangle + upper * kTriangleRow + 8 * n + 2 * t;
-    const float2 above = make_float2(gain.x * a[n][0], gain.y * a[n][1]);
-    const float2 below = make_float2(gain.x * a[n][2], gain.y * a[n][3]);
-    squares[0] += above.x * above.x + above.y * above.y;
-    squares[1] += below.x * below.x + below.y * below.y;
-    *reinterpret_cast<float2*>(to) = above;
-    *reinterpret_cast<float2*>(to + 8 * kTriangleRow) = below;
-  }
-  note_size(squares[0], squares[1], shared.notes);
-  const bool precise =
-      invert_triangle<Format>(triangle, tiles + kTriangleBytes, record + c.layout.square_y,
-                              record + c.layout.square_low, shared.notes);
-  if (thread == 0) *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
+  __syncthreads();
+  put_tile(record + c.layout.square_p, out.p);
+  if constexpr (Delta) put_tile(record + c.layout.square_y, out.y);
 }
 
-template <class Format, int Columns>
-void launch_columns(const ChunkCall& c, void* stream) {
-  const auto start = [&](auto kernel) {
-    launch(kernel, c.call.rows.chunks * c.call.value_heads, kThreads,
-           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c);
+// ---- Hopper ------------------------------------------------------------------------------------
+
+// The rows of keys, for the copy engine.
+struct KeyTensors {
+  TensorMap query, write, erase;
+};
+struct ScalarCall {
+  ChunkCall chunk;
+  KeyTensors tensors;
+};
+
+// A block has four warps that work and one that feeds them, and as many neighbours on its
+// multiprocessor as fit.
+constexpr int kBulkThreads = kThreads + 32;
+
+template <int Columns, bool Delta, bool Separate>
+struct Shape {
+  static constexpr int kTiles = Separate ? 3 : 2;
+  static constexpr int kTileBytes = kTiles * KeyTile<Columns>::kBytes;
+  struct Shared {
+    unsigned char tiles[kTileBytes];
+    ScalarOutput<Delta> output;
+    ScalarNumbers numbers;
+    std::uint64_t full, empty;  // tiles and numbers
   };
-  c.call.delta ? start(prepare_scalar<Format, Columns, true>)
-               : start(prepare_scalar<Format, Columns, false>);
+  static constexpr int kFit = 227 * 1024 / (static_cast<int>(sizeof(Shared)) + 1024);
+  static constexpr int kMost = Delta ? 3 : 4;  // for registers
+  static constexpr int kBlocks = kFit < kMost ? kFit : kMost;
+};
+
+// rows.span(chunk) without divisions of 64 bits, where there are such.
+__device__ __forceinline__ Span span_of(const Rows& rows, std::uint32_t chunk) {
+  if (rows.chunk_boundaries != nullptr || rows.time >> 31 != 0) return rows.span(chunk);
+  const auto time = static_cast<std::uint32_t>(rows.time);
+  const std::uint32_t sequence = chunk / ((time + kChunkRows - 1) / kChunkRows);
+  const std::uint32_t first = chunk % ((time + kChunkRows - 1) / kChunkRows) * kChunkRows;
+  const std::uint32_t left = time - first;
+  return {sequence, sequence * rows.time + first,
+          static_cast<int>(left < kChunkRows ? left : kChunkRows), first == 0, left <= kChunkRows};
+}
+
+// What the feeding warp does.
+template <class Format, int Columns, bool Delta, bool Separate>
+__device__ __forceinline__ void feed(const ScalarCall& c,
+                                     typename Shape<Columns, Delta, Separate>::Shared& shared) {
+  using S = Shape<Columns, Delta, Separate>;
+  using T = KeyTile<Columns>;
+  const TwoKeyCall& call = c.chunk.call;
+  const auto heads = static_cast<std::uint32_t>(call.value_heads);
+  const auto group = static_cast<std::uint32_t>(call.value_heads / call.heads);
+  const std::uint32_t items = static_cast<std::uint32_t>(call.rows.chunks) * heads;
+  const bool leads = threadIdx.x % 32 == 0;
+  std::uint32_t parity = 1;
+  for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x, parity ^= 1) {
+    const std::uint32_t chunk = item / heads, head = item % heads;
+    const Span span = span_of(call.rows, chunk);
+    const GatePair gates = load_gates<Format>(call, span.first, span.count, head);
+    mbarrier_wait(&shared.empty, parity);
+    if (leads) {
+      mbarrier_arrive_expect(&shared.full, S::kTileBytes);
+      const auto load = [&](int slot, const TensorMap* map) {
+#pragma unroll
+        for (int block = 0; block < Columns / 64; ++block) {
+          copy_rows(shared.tiles + slot * T::kBytes + block * T::kBlock, map, 64 * block,
+                    static_cast<int>(head / group), static_cast<int>(span.first), &shared.full);
+        }
+      };
+      load(0, &c.tensors.query);
+      load(1, &c.tensors.write);
+      if constexpr (Separate) load(2, &c.tensors.erase);
+    }
+    __syncwarp();
+    put_numbers(shared.numbers, gates, c.chunk, c.chunk.records + item * c.chunk.layout.bytes,
+                span.count);
+    __syncwarp();
+    if (leads) mbarrier_arrive(&shared.full);
+  }
+}
+
+// Rows beyond the end of a sequence belong to the next one, whose numbers may be anything.
+template <int Columns, int Tiles>
+__device__ __forceinline__ void clear_rows(unsigned char* tiles, int rows) {
+  using T = KeyTile<Columns>;
+  constexpr int kPieces = Columns / 8;
+  for (int tile = 0; tile < Tiles; ++tile) {
+    for (int i = rows * kPieces + static_cast<int>(threadIdx.x); i < 64 * kPieces; i += 128) {
+      *reinterpret_cast<uint4*>(tiles + tile * T::kBytes + T::place(i / kPieces, i % kPieces)) =
+          make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_async();
+  barrier_sync(kWorkers, kThreads);
+}
+
+template <class Format, int Columns, bool Delta, bool Separate>
+__global__ void __launch_bounds__(kBulkThreads, Shape<Columns, Delta, Separate>::kBlocks)
+    prepare_scalar_bulk(const __grid_constant__ ScalarCall c) {
+  using S = Shape<Columns, Delta, Separate>;
+  using T = KeyTile<Columns>;
+  auto& shared = *reinterpret_cast<typename S::Shared*>(shared_memory());
+  const int warp = warp_number();
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.full, 2);
+    mbarrier_init(&shared.empty, 4);
+    mbarrier_fence();
+  }
+  __syncthreads();
+  if (warp == 4) return feed<Format, Columns, Delta, Separate>(c, shared);
+
+  const bool leads = threadIdx.x == 0;
+  const RecordLayout& layout = c.chunk.layout;
+  unsigned char* const tiles = shared.tiles;
+  ScalarOutput<Delta>& out = shared.output;
+  clear_above(out.p);
+  if constexpr (Delta) clear_above(out.y);
+  const std::uint32_t items = static_cast<std::uint32_t>(c.chunk.call.rows.chunks) *
+                              static_cast<std::uint32_t>(c.chunk.call.value_heads);
+  int turn = 0;
+  for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x, ++turn) {
+    unsigned char* const record = c.chunk.records + item * layout.bytes;
+    mbarrier_wait(&shared.full, turn & 1);
+    if (shared.numbers.count < kChunkRows) {
+      clear_rows<Columns, S::kTiles>(tiles, shared.numbers.count);
+    }
+    float p[32], a[32];
+    multiply_keys<WgmmaEngine<Format>, T, Delta>(p, a, tiles, tiles + T::kBytes,
+                                                 tiles + (Separate ? 2 : 1) * T::kBytes, warp);
+    if (leads) store_bulk_read();
+    barrier_sync(kWorkers, kThreads);
+    put_products<Format, Delta>(p, a, shared.numbers, out, c.chunk.call.scale, warp);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty);
+    if constexpr (Delta) {
+      const bool precise = invert_triangle<Format>(out.triangle, out.y, record + layout.square_low,
+                                                   out.notes, kWorkers, turn);
+      if (leads) *reinterpret_cast<float*>(record + layout.precise) = precise ? 1.0F : 0.0F;
+    }
+    fence_async();
+    barrier_sync(kWorkers, kThreads);
+    if (leads) {
+      if constexpr (Delta) {
+        store_bulk(record + layout.square_y, out.y, 2 * kSquareBytes);
+      } else {
+        store_bulk(record + layout.square_p, out.p, kSquareBytes);
+      }
+    }
+  }
+  if (leads) store_bulk_read();
+}
+
+template <class Format, int Columns, bool Delta, bool Separate>
+void start_bulk(const ScalarCall& call, int multiprocessors, void* stream) {
+  using S = Shape<Columns, Delta, Separate>;
+  const std::int64_t items = call.chunk.call.rows.chunks * call.chunk.call.value_heads;
+  launch(prepare_scalar_bulk<Format, Columns, Delta, Separate>,
+         std::min<std::int64_t>(items, multiprocessors * S::kBlocks), kBulkThreads,
+         sizeof(typename S::Shared), stream, call);
+}
+
+// ------------------------------------------------------------------------------------------------
+
+template <class Format, int Columns>
+void launch_columns(const ChunkCall& c, const ChunkPrepDevice& device, void* stream) {
+  const TwoKeyCall& call = c.call;
+  if (device.engine == Engine::wgmma) {
+    ScalarCall bulk = {c, {}};
+    bulk.tensors.query = row_map(call.q, call.rows.count, call.heads, call.d_k);
+    bulk.tensors.write = row_map(call.w, call.rows.count, call.heads, call.d_k);
+    if (!call.delta) {
+      return start_bulk<Format, Columns, false, false>(bulk, device.multiprocessors, stream);
+    }
+    if (call.same_key) {
+      return start_bulk<Format, Columns, true, false>(bulk, device.multiprocessors, stream);
+    }
+    bulk.tensors.erase = row_map(call.e, call.rows.count, call.heads, call.d_k);
+    return start_bulk<Format, Columns, true, true>(bulk, device.multiprocessors, stream);
+  }
+  const auto start = [&](auto kernel) {
+    launch(kernel, call.rows.chunks * call.value_heads, kThreads,
+           shared_bytes<Columns>(call.delta, call.same_key), stream, c);
+  };
+  call.delta ? start(prepare_scalar<Format, Columns, true>)
+             : start(prepare_scalar<Format, Columns, false>);
 }
 
 template <class Format>
-void launch_format(const ChunkCall& c, void* stream) {
+void launch_format(const ChunkCall& c, const ChunkPrepDevice& device, void* stream) {
   switch (key_columns(c.call.d_k)) {
     case 64:
-      return launch_columns<Format, 64>(c, stream);
+      return launch_columns<Format, 64>(c, device, stream);
     case 128:
-      return launch_columns<Format, 128>(c, stream);
+      return launch_columns<Format, 128>(c, device, stream);
     default:
-      return launch_columns<Format, 256>(c, stream);
+      return launch_columns<Format, 256>(c, device, stream);
   }
 }
 
 }  // namespace
 
-void launch_chunk_prep(const ChunkCall& call, void* stream) {
-  if (call.call.gate == GateKind::channel) return launch_chunk_prep_channel(call, stream);
-  call.call.format == Dtype::bf16 ? launch_format<bf16>(call, stream)
-                                  : launch_format<f16>(call, stream);
+void launch_chunk_prep(const ChunkCall& call, const ChunkPrepDevice& device, void* stream) {
+  if (call.call.gate == GateKind::channel) return launch_chunk_prep_channel(call, device, stream);
+  call.call.format == Dtype::bf16 ? launch_format<bf16>(call, device, stream)
+                                  : launch_format<f16>(call, device, stream);
 }
 
 }  // namespace rankone::recurrence::cuda

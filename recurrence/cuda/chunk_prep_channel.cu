@@ -82,8 +82,8 @@ __device__ __forceinline__ void load_columns(float (&out)[2][2], const float* ro
 // Gates into shared memory as floats; zero beyond the rows and channels of the call. Asynchronous
 // where they are floats.
 template <class Format, int Columns>
-__device__ __forceinline__ void load_gates(Shared<Columns>& shared, const TwoKeyCall& call,
-                                           std::int64_t first, int count, std::int64_t head) {
+__device__ __forceinline__ void load_channels(Shared<Columns>& shared, const TwoKeyCall& call,
+                                              std::int64_t first, int count, std::int64_t head) {
   const std::int64_t stride = call.value_heads * call.d_k;
   const std::int64_t offset = first * stride + head * call.d_k;
   if (call.g.dtype == Dtype::f32) {
@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
   const int count = span.count;
   unsigned char* const record = c.record(chunk, head);
 
-  load_gates<Format>(shared, call, span.first, count, head);
+  load_channels<Format>(shared, call, span.first, count, head);
   copy_commit();
   load_keys<Columns>(call, span.first, count, head, Delta && !SameKey, at.tiles);
   copy_commit();
@@ -575,11 +575,14 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
     put_a(2 * warp, block.a[0]);
     put_a(2 * warp + 1, block.a[1]);
     note_size(squares[0], squares[1], shared.notes);
-    const bool precise = invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_y,
-                                                 record + c.layout.square_low, shared.notes);
+    clear_above(at.tiles);
+    const bool precise =
+        invert_triangle<Format>(triangle, at.tiles, record + c.layout.square_low, shared.notes, 1);
     if (thread == 0) {
       *reinterpret_cast<float*>(record + c.layout.precise) = precise ? 1.0F : 0.0F;
     }
+    __syncthreads();
+    put_tile(record + c.layout.square_y, at.tiles);
   }
 }
 
@@ -608,7 +611,7 @@ void launch_format(const ChunkCall& c, void* stream) {
 
 }  // namespace
 
-void launch_chunk_prep_channel(const ChunkCall& call, void* stream) {
+void launch_chunk_prep_channel(const ChunkCall& call, const ChunkPrepDevice&, void* stream) {
   call.call.format == Dtype::bf16 ? launch_format<bf16>(call, stream)
                                   : launch_format<f16>(call, stream);
 }

@@ -66,7 +66,7 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
   }
   if (context.planning()) return;
   const Engine chosen = engine();  // asks the CUDA runtime
-  launch_chunk_prep(chunk, context.stream());
+  launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   if (segments.count > 1) {
     launch_segment_maps(chunk, segments, maps, chosen, context.stream());
     launch_segment_starts(chunk, segments.count, maps, starts, context.stream());
@@ -91,7 +91,7 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
       static_cast<float*>(workspace(context, bytes_of(chunk_grad_floats(chunk), sizeof(float))));
   if (context.planning()) return;
   const Engine chosen = engine();
-  launch_chunk_prep(chunk, context.stream());
+  launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   launch_scan_back(chunk, {back.d_o, back.d_final, z, d_value, back.d_initial}, chosen,
                    context.stream());
   launch_chunk_grad(chunk, back, {chosen, multiprocessors(), shared_bytes()}, context.stream());

@@ -50,6 +50,7 @@ struct PrepData {
     kernels::ChunkCall out;
     kernels::TwoKeyCall& call = out.call;
     call.rows.sequences = static_cast<std::int64_t>(c.lengths.size());
+    call.rows.count = rows;
     call.rows.time = c.lengths[0];
     if (packed) {
       call.rows.boundaries = at(boundaries);
