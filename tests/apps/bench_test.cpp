@@ -20,9 +20,9 @@ struct Outcome {
   std::string text;  // both streams
 };
 
-Outcome run(const std::string& arguments) {
+Outcome run_command(const std::string& command) {
   Outcome outcome;
-  FILE* pipe = popen((binary().string() + " " + arguments + " 2>&1").c_str(), "r");
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return outcome;
   std::array<char, 4096> buffer;
   while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
@@ -31,6 +31,10 @@ Outcome run(const std::string& arguments) {
   const int status = pclose(pipe);
   outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return outcome;
+}
+
+Outcome run(const std::string& arguments) {
+  return run_command(binary().string() + " " + arguments);
 }
 
 nlohmann::json rows_of(const std::string& arguments) {
@@ -115,6 +119,28 @@ TEST(Bench, Bf16CountsItsRounding) {
   ASSERT_EQ(rows.size(), 2U);
   expect_row(rows[0], "forward", 1e-2);
   EXPECT_GT(rows[0].at("relative_error"), 1e-4);
+}
+
+// The table of the figures to reach: one row of it, and what it says where there is no program.
+TEST(Bench, TableWritesItsResults) {
+  const std::string table = (source_dir() / "bench/cpu/table.py").string();
+  if (run_command("python3 --version").status != 0) GTEST_SKIP() << "no python3";
+  const std::string file = testing::TempDir() + "/bench_table.json";
+  std::remove(file.c_str());
+  const Outcome outcome = run_command("python3 " + table + " --rankone " + binary().string() +
+                                      " --rows decode bf16-512 --out " + file);
+  ASSERT_EQ(outcome.status, 0) << outcome.text;
+  EXPECT_NE(outcome.text.find("| decode T=1, f32 state |"), std::string::npos) << outcome.text;
+  std::ifstream in(file);
+  const auto results = nlohmann::json::parse(in, nullptr, false);
+  ASSERT_EQ(results.at("rows").size(), 2U);
+  EXPECT_EQ(results.at("rows")[0].at("name"), "decode");
+  EXPECT_GT(results.at("rows")[0].at("value"), 0.0);
+  EXPECT_FALSE(results.at("cpu").at("model").get<std::string>().empty());
+  EXPECT_FALSE(results.at("compiler").get<std::string>().empty());
+  EXPECT_GE(results.at("measurements").size(), 1U);
+  EXPECT_EQ(run_command("python3 " + table + " --rankone /no/such").status, 2);
+  EXPECT_EQ(run_command("python3 " + table + " --no-such-option").status, 2);
 }
 
 TEST(Bench, BadUsageIsOneLineAndStatus2) {
