@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kDepth = kGemmDepth;
 // Terms of a piece. Pieces can be summed by different threads.
 constexpr std::int64_t kPiece = 8 * kDepth;
-constexpr std::int64_t kBlockPanels = 20;  // panels of a packed at a time
+constexpr std::int64_t kBlockPanels = 80;  // panels of a packed at a time: more packs b less often
 constexpr std::int64_t kTilePanels = 24;   // panels of b in the widest tile
 constexpr std::int64_t kTasksPerThread = 4;
 
@@ -131,7 +131,8 @@ Tiling tile(const GemmKernels& kernels, const GemmShape& shape, int threads) {
   Tiling tiling{};
   const std::int64_t wanted = threads > 1 ? kTasksPerThread * threads : 1;
   const std::int64_t pieces = divide_up(shape.k, kPiece);
-  std::int64_t row_panels = kBlockPanels;
+  // Tall tiles pack b less often, many tiles end together.
+  std::int64_t row_panels = threads > 1 ? kBlockPanels / 4 : kBlockPanels;
   std::int64_t column_panels = kTilePanels;
   const auto count = [&] {
     tiling.rows = row_panels * kernels.panel_rows;

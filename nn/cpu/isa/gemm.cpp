@@ -32,6 +32,10 @@ void pack_across_depth(const typename Source::Element* data, std::int64_t stride
   for (std::int64_t k = 0; k < depth; ++k) {
     const auto* from = data + k * stride;
     float* to = out + k * out_stride;
+    // A step of a large stride is nothing a prefetcher follows.
+    for (int line = 0; line < width; line += 64 / static_cast<int>(sizeof *data)) {
+      __builtin_prefetch(from + 16 * stride + line);
+    }
     int p = 0;
     for (; p + kLanes <= width; p += kLanes) store(to + p, Source::widen(from + p));
     for (; p < width; ++p) to[p] = Source::widen_one(from[p]);
@@ -42,6 +46,7 @@ void pack_across_depth(const typename Source::Element* data, std::int64_t stride
 // A panel of a, of a width the compiler knows.
 void copy_full_rows(const float* data, std::int64_t stride, std::int64_t depth, float* out) {
   for (std::int64_t k = 0; k < depth; ++k) {
+    __builtin_prefetch(data + (k + 16) * stride);
     __builtin_memcpy(out + k * kRows, data + k * stride, kRows * sizeof(float));
   }
 }
@@ -78,6 +83,7 @@ void multiply_rows(std::int64_t depth, const float* a, const float* b, std::int6
   Vec left[Rows] = {};
   Vec right[Rows] = {};
   for (std::int64_t k = 0; k < depth; ++k) {
+    __builtin_prefetch(a + Rows * depth, 0, 2);  // the next panel lies behind this one
     const Vec b_left = load(b);
     const Vec b_right = load(b + kLanes);
 #pragma GCC unroll 16

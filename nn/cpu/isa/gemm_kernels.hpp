@@ -10,7 +10,7 @@ namespace rankone::nn {
 enum class Storage { f32, bf16, f16 };  // of a matrix; everything is multiplied as float32
 
 // Terms of one chain of multiply-adds: a packed panel of b of this depth stays in the first-level
-// cache and a packed block of a in the second.
+// cache while the panels of a stream past it.
 constexpr std::int64_t kGemmDepth = 256;
 
 struct GemmKernels {
