@@ -392,6 +392,43 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[Half], const std::uint32_t 
 #undef RANKONE_D8
 }
 
+// The same with a in shared memory as well: [64, 16], or its transpose. Never clears d.
+template <class Format, bool TransposedA, bool TransposedB, int Half>
+__device__ __forceinline__ void wgmma_k16_shared(float (&d)[Half], std::uint64_t a,
+                                                 std::uint64_t b) {
+  static_assert(Half == 32 || Half == 64, "N is 64 or 128");
+#define RANKONE_D8(i)                                                                         \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define RANKONE_WGMMA_64(FORMAT)                                                                 \
+  asm volatile(                                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." FORMAT "." FORMAT                            \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, %34, %35;"                           \
+      : RANKONE_D8(0), RANKONE_D8(8), RANKONE_D8(16), RANKONE_D8(24)                             \
+      : "l"(a), "l"(b), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0))
+#define RANKONE_WGMMA_128(FORMAT)                                                                \
+  asm volatile(                                                                                  \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." FORMAT "." FORMAT                           \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
+      "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
+      "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "               \
+      "%64, %65, 1, 1, 1, %66, %67;"                                                             \
+      : RANKONE_D8(0), RANKONE_D8(8), RANKONE_D8(16), RANKONE_D8(24), RANKONE_D8(32),            \
+        RANKONE_D8(40), RANKONE_D8(48), RANKONE_D8(56)                                           \
+      : "l"(a), "l"(b), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0))
+  if constexpr (std::is_same_v<Format, bf16>) {
+    if constexpr (Half == 32) RANKONE_WGMMA_64("bf16");
+    if constexpr (Half == 64) RANKONE_WGMMA_128("bf16");
+  } else {
+    if constexpr (Half == 32) RANKONE_WGMMA_64("f16");
+    if constexpr (Half == 64) RANKONE_WGMMA_128("f16");
+  }
+#undef RANKONE_WGMMA_128
+#undef RANKONE_WGMMA_64
+#undef RANKONE_D8
+}
+
 #endif
 
 }  // namespace rankone::cuda

@@ -274,32 +274,39 @@ void wgmma_wait() {}
 template <int Count>
 void wgmma_hold(float (&)[Count]) {}
 
+namespace emulation {
+
+// Element k of the contraction and n across it of a matrix that a descriptor names.
+template <class Format, bool Transposed>
+float described(std::uint64_t matrix, int k, int n) {
+  const auto start = static_cast<std::size_t>(matrix & 0x3fffU) << 4;
+  const auto leading = static_cast<std::size_t>(matrix >> 16 & 0x3fffU) << 4;
+  const auto stride = static_cast<std::size_t>(matrix >> 32 & 0x3fffU) << 4;
+  std::size_t place;
+  if (matrix >> 62 == 1) {
+    const auto row = static_cast<std::size_t>(Transposed ? k : n);
+    const auto column = static_cast<std::size_t>(Transposed ? n : k);
+    place = start + row / 8 * stride + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
+    place ^= (place >> 7 & 7U) << 4;
+  } else {
+    const int row = Transposed ? k % 8 : n % 8, column = Transposed ? n % 8 : k % 8;
+    place = start + static_cast<std::size_t>(k / 8) * leading +
+            static_cast<std::size_t>(n / 8) * stride +
+            static_cast<std::size_t>(16 * row + 2 * column);
+  }
+  Format value;
+  std::memcpy(&value, shared_base() + place, 2);
+  return widen(value);
+}
+
+}  // namespace emulation
+
 template <class Format, bool Transposed, int Half>
 void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, bool clear) {
   using namespace emulation;
   const Fragments mine{{a[0], a[1], a[2], a[3]}, {0, 0}};
   const unsigned char* slots = exchange(0xffffffffU, &mine, sizeof mine);
   const int g = lane() / 4, t = lane() % 4;
-  const auto start = static_cast<std::size_t>(b & 0x3fffU) << 4;
-  const auto leading = static_cast<std::size_t>(b >> 16 & 0x3fffU) << 4;
-  const auto stride = static_cast<std::size_t>(b >> 32 & 0x3fffU) << 4;
-  const auto element = [&](int k, int n) {
-    std::size_t place;
-    if (b >> 62 == 1) {
-      const auto row = static_cast<std::size_t>(Transposed ? k : n);
-      const auto column = static_cast<std::size_t>(Transposed ? n : k);
-      place = start + row / 8 * stride + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
-      place ^= (place >> 7 & 7U) << 4;
-    } else {
-      const int row = Transposed ? k % 8 : n % 8, column = Transposed ? n % 8 : k % 8;
-      place = start + static_cast<std::size_t>(k / 8) * leading +
-              static_cast<std::size_t>(n / 8) * stride +
-              static_cast<std::size_t>(16 * row + 2 * column);
-    }
-    Format value;
-    std::memcpy(&value, shared_base() + place, 2);
-    return widen(value);
-  };
   if (clear) std::memset(d, 0, sizeof d);
   for (int tile = 0; tile < Half / 4; ++tile) {
     for (int k = 0; k < 16; ++k) {
@@ -307,9 +314,27 @@ void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, b
       const float2 upper = unpack<Format>(left.a[k / 8 * 2]);
       const float2 lower = unpack<Format>(left.a[k / 8 * 2 + 1]);
       for (int j = 0; j < 2; ++j) {
-        const float right = element(k, tile * 8 + 2 * t + j);
+        const float right = described<Format, Transposed>(b, k, tile * 8 + 2 * t + j);
         d[tile * 4 + j] += (k % 2 == 0 ? upper.x : upper.y) * right;
         d[tile * 4 + 2 + j] += (k % 2 == 0 ? lower.x : lower.y) * right;
+      }
+    }
+  }
+  __syncwarp();
+}
+
+template <class Format, bool TransposedA, bool TransposedB, int Half>
+void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b) {
+  using namespace emulation;
+  const int row = static_cast<int>(thread_index.x / 32 % 4) * 16 + lane() / 4, t = lane() % 4;
+  for (int k = 0; k < 16; ++k) {
+    const float upper = described<Format, TransposedA>(a, k, row);
+    const float lower = described<Format, TransposedA>(a, k, row + 8);
+    for (int tile = 0; tile < Half / 4; ++tile) {
+      for (int j = 0; j < 2; ++j) {
+        const float right = described<Format, TransposedB>(b, k, tile * 8 + 2 * t + j);
+        d[tile * 4 + j] += upper * right;
+        d[tile * 4 + 2 + j] += lower * right;
       }
     }
   }

@@ -14,6 +14,13 @@ int pass_columns(const TwoKeyCall& call) {
 }
 int passes(const TwoKeyCall& call, int columns) { return (call.d_k + columns - 1) / columns; }
 
+bool stream_takes(const TwoKeyCall& call) {
+  const int tiles = value_tiles(call.d_v);
+  // Sizes for which kernels are compiled.
+  return call.gate != GateKind::channel && call.value_heads == call.heads &&
+         (call.d_k <= 64 ? tiles == 1 : call.d_k <= 128 && tiles % 2 == 0);
+}
+
 }  // namespace
 
 std::int64_t chunk_grad_floats(const ChunkCall& chunk) {
@@ -28,13 +35,19 @@ void launch_chunk_grad(const ChunkCall& chunk, const TwoKeyBack& back,
   const TwoKeyCall& call = chunk.call;
   const int shared = device.shared_bytes;
   GradCall grad{chunk, back, 0, static_cast<int>(call.value_heads / call.heads), 2};
+  const std::int64_t items = call.rows.chunks * call.heads;
+  const bool brain = call.format == Dtype::bf16;
+  if (device.engine == Engine::wgmma && stream_takes(call) && shared >= kStreamSharedBytes) {
+    const std::int64_t wanted = (items + kStreamWorkers - 1) / kStreamWorkers;
+    const int blocks =
+        static_cast<int>(wanted < device.multiprocessors ? wanted : device.multiprocessors);
+    return (brain ? start_stream_bf16 : start_stream_f16)(grad, blocks, stream);
+  }
   int columns = pass_columns(call);
   if (grad_shared_bytes(call.gate, columns, 2) > shared) columns = 64;
   if (grad_shared_bytes(call.gate, columns, 2) > shared) grad.stages = 1;
   grad.passes = passes(call, columns);
-  const std::int64_t items = call.rows.chunks * call.heads;
   const std::int64_t blocks = items < device.multiprocessors ? items : device.multiprocessors;
-  const bool brain = call.format == Dtype::bf16;
   if (device.engine == Engine::mma) {
     return (brain ? start_grad_mma_bf16 : start_grad_mma_f16)(grad, columns, blocks, stream);
   }

@@ -45,15 +45,6 @@ struct ChannelShared {
   static constexpr int bytes(int stages) { return kStages + stages * Base::kStage; }
 };
 
-// A number of which the compiler knows nothing, so that it does not keep all multiples of a stride
-// in registers.
-__device__ __forceinline__ std::int64_t forget(std::int64_t number) {
-#if !defined(RANKONE_CUDA_EMULATION)
-  asm volatile("" : "+l"(number));
-#endif
-  return number;
-}
-
 template <class Format, bool Totals>
 struct GradChannel {
   using Shared = ChannelShared;
@@ -315,18 +306,9 @@ struct GradChannel {
     if (back.d_b != nullptr) write_gain_sums(inner);
   }
 
-  // Sums of d over the channels of a warp: 16 rows for 32 lanes, each time half of them for half of
-  // the lanes.
+  // Sums of d over the channels of a warp: 16 rows for 32 lanes.
   __device__ __forceinline__ void write_gain_sums(float (&d)[16]) const {
-#pragma unroll
-    for (int count = 8; count > 0; count /= 2) {
-      const bool upper = (lane & (2 * count)) != 0;
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float other = __shfl_xor_sync(0xffffffffU, upper ? d[i] : d[i + count], 2 * count);
-        d[i] = (upper ? d[i + count] : d[i]) + other;
-      }
-    }
+    fold_lanes<1>(d, lane);
     const float sum = d[0] + __shfl_xor_sync(0xffffffffU, d[0], 1);
     if (lane % 2 == 0) rows.part_gain[channel / 32][16 * part + lane / 2] = sum;
   }

@@ -5,6 +5,7 @@
 
 #include "recurrence/cuda/chunk_grad_channel.hpp"
 #include "recurrence/cuda/chunk_grad_scalar.hpp"
+#include "recurrence/cuda/chunk_grad_stream.hpp"
 
 namespace rankone::recurrence::cuda {
 
@@ -49,6 +50,48 @@ void start_grad(const GradCall& call, int columns, std::int64_t blocks, void* st
   }
 }
 
+template <class Format, int Columns, int Tiles, bool Delta, bool Tied>
+__global__ void __launch_bounds__(kStreamThreads, 1)
+    grad_stream_kernel(const __grid_constant__ StreamCall call) {
+  GradStream<Format, WgmmaEngine<Format>, Columns, Tiles, Delta, Tied>(call).run();
+}
+
+template <class Format>
+void start_stream(const GradCall& grad, int blocks, void* stream) {
+  const TwoKeyCall& call = grad.chunk.call;
+  const auto keys = [&](const void* data) {
+    return row_map(data, call.rows.count, call.heads, call.d_k);
+  };
+  const auto values = [&](const void* data) {
+    return row_map(data, call.rows.count, call.value_heads, call.d_v);
+  };
+  StreamCall all{grad, {}};
+  all.tensors = {keys(call.q),
+                 keys(call.delta ? call.e : nullptr),
+                 keys(call.w),
+                 values(grad.back.d_o),
+                 values(call.delta ? grad.chunk.d_value : nullptr),
+                 values(grad.chunk.z)};
+  const auto start = [&](auto columns, auto tiles, auto delta, auto tied) {
+    launch(grad_stream_kernel<Format, columns, tiles, delta, tied>, blocks, kStreamThreads,
+           StreamShared < columns, delta && !tied && columns == 128 > ::kBytes, stream, all);
+  };
+  const auto with_keys = [&](auto columns, auto tiles) {
+    if (!call.delta) {
+      start(columns, tiles, std::false_type(), std::true_type());
+    } else if (call.same_key) {
+      start(columns, tiles, std::true_type(), std::true_type());
+    } else {
+      start(columns, tiles, std::true_type(), std::false_type());
+    }
+  };
+  if (value_tiles(call.d_v) == 1) {
+    with_keys(std::integral_constant<int, 64>(), std::integral_constant<int, 1>());
+  } else {
+    with_keys(std::integral_constant<int, 128>(), std::integral_constant<int, 2>());
+  }
+}
+
 // Defined in chunk_grad_{mma,wgmma}_{bf16,f16}.cu.
 #define RANKONE_GRAD(name) \
   void start_grad_##name(const GradCall& call, int columns, std::int64_t blocks, void* stream);
@@ -57,5 +100,7 @@ RANKONE_GRAD(mma_f16)
 RANKONE_GRAD(wgmma_bf16)
 RANKONE_GRAD(wgmma_f16)
 #undef RANKONE_GRAD
+void start_stream_bf16(const GradCall& call, int blocks, void* stream);
+void start_stream_f16(const GradCall& call, int blocks, void* stream);
 
 }  // namespace rankone::recurrence::cuda

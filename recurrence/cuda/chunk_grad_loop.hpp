@@ -20,27 +20,28 @@ __device__ __forceinline__ float bounded_decay(float g) { return g < -10000.0F ?
 struct GradGates {
   float g[2], gain[2];
 
-  __device__ __forceinline__ void ask(const GradCall& call, const GradStep& step) {
+  __device__ __forceinline__ void ask(const GradCall& call, const GradItem& item,
+                                      std::int64_t head) {
     const TwoKeyCall& sizes = call.chunk.call;
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const std::int64_t head = step.value_head(call);
-    const auto* gains = reinterpret_cast<const float*>(call.chunk.record(step.item().chunk, head) +
+    const auto* gains = reinterpret_cast<const float*>(call.chunk.record(item.chunk, head) +
                                                        call.chunk.layout.gain);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = lane + 32 * i;
-      g[i] = sizes.gate == GateKind::scalar && row < step.item().count
-                 ? gate_at(sizes.g, (step.item().first + row) * sizes.value_heads + head)
+      g[i] = sizes.gate == GateKind::scalar && row < item.count
+                 ? gate_at(sizes.g, (item.first + row) * sizes.value_heads + head)
                  : 0.0F;
       gain[i] = gains[row];
     }
   }
 
   // Sums in double, so that differences are right to float32 for whatever decays come
-  // together.
-  __device__ __forceinline__ void write(GradRows& rows) const {
+  // together. Writes the gains and, as two floats, the sums up to each row; the rest is
+  // returned: the lane's own sums, and the whole.
+  __device__ __forceinline__ double write(float* high, float* low, float* gains,
+                                          double (&sum)[2]) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    double sum[2];
     double before = 0.0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -52,21 +53,27 @@ struct GradGates {
       }
       sum[i] += before;
       before = __shfl_sync(0xffffffffU, sum[i], 31);
+      const int row = lane + 32 * i;
+      high[row] = static_cast<float>(sum[i]);
+      low[row] = static_cast<float>(sum[i] - static_cast<double>(high[row]));
+      gains[row] = gain[i];
     }
+    return before;
+  }
+  __device__ __forceinline__ void write(GradRows& rows) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    double sum[2];
+    const double whole = write(rows.high, rows.low, rows.gain, sum);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = lane + 32 * i;
-      const float high = static_cast<float>(sum[i]);
-      rows.high[row] = high;
-      rows.low[row] = static_cast<float>(sum[i] - static_cast<double>(high));
       rows.in[row] = exp2_bounded(static_cast<float>(sum[i]));
-      rows.out[row] = exp2_bounded(static_cast<float>(before - sum[i]));
-      rows.gain[row] = gain[i];
+      rows.out[row] = exp2_bounded(static_cast<float>(whole - sum[i]));
       const std::uint32_t bits = float_to_bits(gain[i]);
       rows.mantissa[row] =
           (bits & 0x7f800000U) == 0 ? 1.0F : bits_to_float((bits & 0x807fffffU) | 0x3f800000U);
     }
-    if (lane == 0) rows.keep = exp2_bounded(static_cast<float>(before));
+    if (lane == 0) rows.keep = exp2_bounded(static_cast<float>(whole));
   }
 };
 
@@ -265,7 +272,7 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
     __syncthreads();
     if (step.tile == 0) {
       head.start_head(step);
-      if (threadIdx.x / 32 == 8) gates.ask(call, step);
+      if (threadIdx.x / 32 == 8) gates.ask(call, step.item(), step.value_head(call));
     }
     add_values<Format, Engine>(sums, stages + stage * GradShared<Columns>::kStage, sizes.delta,
                                head.gated);

@@ -186,6 +186,40 @@ __device__ __forceinline__ void add_values(GradSums<Columns, Channels>& sums,
   }
 }
 
+// A number of which the compiler knows nothing, so that it does not keep all multiples of a stride
+// in registers.
+__device__ __forceinline__ std::int64_t forget(std::int64_t number) {
+#if !defined(RANKONE_CUDA_EMULATION)
+  asm volatile("" : "+l"(number));
+#endif
+  return number;
+}
+__device__ __forceinline__ int forget(int number) {
+#if !defined(RANKONE_CUDA_EMULATION)
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
+// Keeps the compiler from bringing together what it finds before and after.
+__device__ __forceinline__ void keep_apart() {
+#if !defined(RANKONE_CUDA_EMULATION)
+  asm volatile("" ::: "memory");
+#endif
+}
+
+// 16 numbers of every lane, summed over lanes: each time half of the numbers for half of the lanes,
+// down to `Least` of them. (Numbers chosen by address would be put into memory.)
+template <int Least, int Half = 8>
+__device__ __forceinline__ void fold_lanes(float (&x)[16], int lane) {
+  const bool upper = (lane & (2 * Half)) != 0;
+#pragma unroll
+  for (int i = 0; i < Half; ++i) {
+    const float low = x[i], high = x[i + Half];
+    x[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffU, upper ? low : high, 2 * Half);
+  }
+  if constexpr (Half > Least) fold_lanes<Least, Half / 2>(x, lane);
+}
+
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffU, x, 1);
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
@@ -214,19 +248,18 @@ __device__ __forceinline__ void put_gate(void* to, Dtype dtype, std::int64_t i, 
 
 // Writes accumulators d [16 rows, Columns] per warp to a gradient of a key.
 template <class Format, int Columns>
-__device__ __forceinline__ void store_keys(const float (&d)[Columns / 2], const GradCall& call,
-                                           const GradStep& step, void* to) {
-  const TwoKeyCall& sizes = call.chunk.call;
+__device__ __forceinline__ void store_keys(const float (&d)[Columns / 2], const TwoKeyCall& sizes,
+                                           const GradItem& item, int pass, void* to) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const int t = lane % 4, row = 16 * (warp % 4) + lane / 4;
-  const int column = step.pass * Columns + 8 * t;
+  const int column = pass * Columns + 8 * t;
   const std::int64_t stride = sizes.heads * sizes.d_k * 2;
-  unsigned char* at = static_cast<unsigned char*>(to) + (step.item().first + row) * stride +
-                      (step.item().key_head * sizes.d_k + column) * 2;
+  unsigned char* at = static_cast<unsigned char*>(to) + (item.first + row) * stride +
+                      (item.key_head * sizes.d_k + column) * 2;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     if (j == 1) at += 8 * stride;
-    const int columns = row + 8 * j < step.item().count ? sizes.d_k : 0;
+    const int columns = row + 8 * j < item.count ? sizes.d_k : 0;
 #pragma unroll
     for (int n = 0; n < Columns / 8; n += 4) {
       // The quad transposes its 4 x 4 pairs: then each lane has the eight columns of tile n + t.

@@ -254,12 +254,17 @@ struct GradScalar {
     }
   }
 
+  __device__ __forceinline__ void put(const float (&d)[kAccumulators], const GradStep& step,
+                                      void* to) const {
+    store_keys<Format, Columns>(d, call.chunk.call, step.item(), step.pass, to);
+  }
+
   // Of the group's sums; e and w in one where they are one key.
   __device__ __forceinline__ void store(const GradStep& step, float (&d)[kAccumulators]) const {
     const TwoKeyBack& back = call.back;
     const bool delta = call.chunk.call.delta;
     if (group == 0) {
-      if (back.d_q != nullptr) store_keys<Format, Columns>(d, call, step, back.d_q);
+      if (back.d_q != nullptr) put(d, step, back.d_q);
       return;
     }
     if (delta && back.d_e != nullptr && back.d_e == back.d_w) {
@@ -276,7 +281,7 @@ struct GradScalar {
       for (int i = 0; i < kAccumulators; ++i) d[i] += exchange[128 * i];
     }
     void* const to = group == 2 ? back.d_w : delta ? back.d_e : nullptr;
-    if (to != nullptr) store_keys<Format, Columns>(d, call, step, to);
+    if (to != nullptr) put(d, step, to);
   }
 
   template <class KeysRead>

@@ -153,6 +153,16 @@ struct WgmmaEngine {
     wgmma_k16<Format, Transposed>(d, a, descriptor<T, Transposed>(tile, k), clear);
 #endif
   }
+  // d [64, N] += a b with both sides in tiles. The left one is as in load_a, or, TransposedA, as in
+  // load_a_transposed.
+  template <class A, bool TransposedA, class B, bool TransposedB, int Half>
+  static __device__ __forceinline__ void multiply_tiles(float (&d)[Half], const unsigned char* a,
+                                                        const unsigned char* b, int k) {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    wgmma_k16_shared<Format, TransposedA, TransposedB>(d, descriptor<A, TransposedA>(a, k),
+                                                       descriptor<B, TransposedB>(b, k));
+#endif
+  }
   static __device__ __forceinline__ void begin() {
 #if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_fence();

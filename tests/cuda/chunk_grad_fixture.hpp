@@ -280,6 +280,7 @@ class GradTensors {
     const GradCase& c = p.c;
     kernels::TwoKeyCall& call = chunk.call;
     call.rows.sequences = static_cast<std::int64_t>(c.lengths.size());
+    call.rows.count = p.rows;
     call.rows.chunks = p.chunks;
     if (c.lengths.size() == 1) {
       call.rows.time = c.lengths[0];

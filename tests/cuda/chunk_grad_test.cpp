@@ -53,6 +53,15 @@ std::vector<GradCase> grad_cases() {
     cases.push_back(shaped(gate, 2, 2, 128, 72, {70}, 1));
     cases.push_back(shaped(gate, 1, 1, 200, 64, {128}, 1));
     cases.push_back(shaped(gate, 2, 1, 64, 64, {0, 5, 0, 64, 65, 0}, 0));
+    // Several pairs of value tiles, and several sequences where the keys fill all columns.
+    for (const bool same_key : {false, true}) {
+      GradCase wide = shaped(gate, 2, 1, 128, 200, {70}, 1);
+      wide.same_key = wide.sum_keys = same_key;
+      cases.push_back(wide);
+      GradCase packed = shaped(gate, 2, 1, 128, 128, {0, 5, 64, 65, 0}, 1);
+      packed.same_key = packed.sum_keys = same_key;
+      cases.push_back(packed);
+    }
     for (int gates = 2; gates < 6; ++gates) {
       cases.push_back(shaped(gate, 1, 1, 64, 64, {128}, gates));
     }
