@@ -65,6 +65,10 @@ void add_timing(BenchRow& row, const Timing& timing) {
 
 void add_peaks(BenchRow& row, const Peaks& peaks) {
   row["peak_gflops"] = peaks.gflops;
+  if (peaks.amx_gflops > 0) {
+    row["peak_amx_gflops"] = peaks.amx_gflops;
+    row["peak_amx_l1_gflops"] = peaks.amx_l1_gflops;
+  }
   const auto add = [&](const std::string& where, const Bandwidth& bandwidth) {
     row["peak_" + where + "_gb_per_s"] = bandwidth.read_gb_per_s;
     row["peak_" + where + "_update_gb_per_s"] = bandwidth.update_gb_per_s;
@@ -76,10 +80,13 @@ void add_peaks(BenchRow& row, const Peaks& peaks) {
 }
 
 std::string describe(const Peaks& peaks) {
+  const std::string amx = peaks.amx_gflops > 0 ? fmt::format(", {:.0f} on AMX ({:.0f} from L1)",
+                                                             peaks.amx_gflops, peaks.amx_l1_gflops)
+                                               : "";
   return fmt::format(
-      "this machine, {} thread{}: {:.0f} GFLOP/s float32; GB/s read and updated in place: "
+      "this machine, {} thread{}: {:.0f} GFLOP/s float32{}; GB/s read and updated in place: "
       "{:.0f} and {:.0f} in L1, {:.0f} and {:.0f} in L2, {:.1f} and {:.1f} in memory",
-      peaks.threads, peaks.threads == 1 ? "" : "s", peaks.gflops, peaks.l1.read_gb_per_s,
+      peaks.threads, peaks.threads == 1 ? "" : "s", peaks.gflops, amx, peaks.l1.read_gb_per_s,
       peaks.l1.update_gb_per_s, peaks.l2.read_gb_per_s, peaks.l2.update_gb_per_s,
       peaks.memory.read_gb_per_s, peaks.memory.update_gb_per_s);
 }

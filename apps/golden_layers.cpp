@@ -145,7 +145,7 @@ struct Layer {
 };
 
 std::vector<TensorCheck> check_layer(const TensorFile& file, Context& context, Dtype dtype) {
-  const GoldenBounds bounds = golden_bounds(dtype);
+  const GoldenBounds bounds = golden_bounds(dtype, context);
   Layer layer(file, dtype);
   const Tensor x = file.at("in.x").to(dtype);
   const Tensor cotangent = file.at("cot.y").to(dtype);

@@ -37,7 +37,7 @@ class OpRun {
   OpRun(const TensorFile& op_file, Context& op_context, Dtype dtype)
       : file(op_file),
         context(op_context),
-        bounds_(golden_bounds(dtype)),
+        bounds_(golden_bounds(dtype, op_context)),
         dtype_(dtype),
         sequences(sequences_of(in("k"))) {}
 

@@ -12,7 +12,6 @@
 #include "apps/bench_cuda.hpp"
 #include "apps/bench_mixer.hpp"
 #include "apps/verb.hpp"
-#include "core/isa.hpp"
 #include "core/status.hpp"
 #include "recurrence/backend.hpp"
 
@@ -29,6 +28,7 @@ constexpr std::int64_t kPiece = 1024;  // tokens that the context of a decode ru
 struct Options {
   std::string mixer, shape, json;
   std::string dtype = "f32";
+  std::string precision;
   std::string gate_dtype = "f32";
   std::string gates = "usual";
   std::string direction = "both";
@@ -73,6 +73,14 @@ CudaBenchOptions cuda_options(const Options& options) {
   return result;
 }
 
+// --precision; without it that of --dtype.
+Precision precision_of(const Options& options) {
+  const std::string word = !options.precision.empty() ? options.precision
+                           : options.dtype == "bf16"  ? "bf16"
+                                                      : "auto";
+  return *parse_precision(word);
+}
+
 // Of the result as the run's dtype holds it.
 double relative_error(const Tensor& result, const Tensor& expected, bool rounded) {
   double error = 0, reference = 0;
@@ -93,7 +101,9 @@ class Bench {
       : options_(options),
         preset_(recurrence::preset(options.mixer)),
         rounded_(options.dtype == "bf16"),
-        context_({.threads = options.threads, .backends = {"cpu", "reference"}}) {
+        context_({.threads = options.threads,
+                  .precision = precision_of(options),
+                  .backends = {"cpu", "reference"}}) {
     require_device(options.device);
     if (options.dtype != "f32" && !rounded_) {
       fail(Status::invalid_argument, "[bench] --dtype '{}' is unknown (f32 or bf16)",
@@ -108,7 +118,7 @@ class Bench {
 
   void recurrence() {
     const MixerCall call(preset_, shape_, kSeed, rounded_, gates_);
-    introduce(call);
+    introduce(call, "forward");
     const std::int64_t heads = std::min(kErrorHeads, shape_.heads);
     const std::int64_t tokens = std::min(kErrorTokens, shape_.time);
     const MixerCall part = call.part(tokens, heads, Dtype::f32);
@@ -142,7 +152,7 @@ class Bench {
 
   void decode() {
     MixerCall first(preset_, one_token(), kSeed, rounded_, gates_);
-    introduce(first);
+    introduce(first, "step");
     const double error = decode_error();
     first.carry_state();
     for (std::int64_t read = 0; read < shape_.time; read += kPiece) {
@@ -233,15 +243,17 @@ class Bench {
     }
   }
 
-  std::string kernel() const {
-    const std::string name = fmt::format("cpu-{}-f32", rankone::name(best_isa()));
+  std::string kernel(std::string_view direction) const {
+    const std::int64_t tokens = direction == "step" ? 1 : shape_.time;
+    const bool two_key = preset_.axes.solve != recurrence::Solve::cg;
+    const std::string name = "cpu-" + recurrence::cpu_kernel(context_, two_key ? tokens : 1);
     return rounded_ ? name + " (bf16 widened)" : name;
   }
 
-  void introduce(const MixerCall& call) const {
+  void introduce(const MixerCall& call, std::string_view direction) const {
     std::printf("%s, %s, seed %d; log decay: %s; timed: the recurrence%s, not the prologue\n",
-                std::string(preset_.name).c_str(), kernel().c_str(), static_cast<int>(kSeed),
-                call.gates().c_str(),
+                std::string(preset_.name).c_str(), kernel(direction).c_str(),
+                static_cast<int>(kSeed), call.gates().c_str(),
                 preset_.axes.preconditioner == recurrence::PreconditionerChoice::none
                     ? ""
                     : " and the scan of the preconditioner");
@@ -254,7 +266,7 @@ class Bench {
     row["mixer"] = preset_.name;
     row["direction"] = direction;
     row["device"] = options_.device;
-    row["kernel"] = kernel();
+    row["kernel"] = kernel(direction);
     row["b"] = shape_.batch;
     row["t"] = shape_.time;
     row["h"] = shape_.heads;
@@ -264,8 +276,12 @@ class Bench {
     row["threads"] = context_.threads().size();
     add_timing(row, timing);
     row["ns_per_token_head"] = each;
-    const std::string rates = add_rates(
-        row, timing, work, roof_over(context_.threads(), peaks_, held_bytes, Traffic::update));
+    Roof roof = roof_over(context_.threads(), peaks_, held_bytes, Traffic::update);
+    if (kernel(direction).find("amx") != std::string::npos && peaks_.amx_l1_gflops > 0) {
+      roof.gflops = peaks_.amx_l1_gflops;
+      roof.compute = "products of tiles of bf16 from L1";
+    }
+    const std::string rates = add_rates(row, timing, work, roof);
     row["relative_error"] = error;
     row["error_heads"] = heads;
     row["error_tokens"] = tokens;
@@ -301,6 +317,9 @@ void add_options(CLI::App* verb, Options& options, const std::string& time) {
   verb->add_option("--shape", options.shape, "BxTxHxDKxDV; T is " + time)->required();
   verb->add_option("--dtype", options.dtype, "f32 or bf16; on cuda also f16")
       ->capture_default_str();
+  verb->add_option("--precision", options.precision,
+                   "of products on a CPU with AMX: auto, f32, bf16x3 or bf16 (default: as --dtype)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16x3", "bf16"}));
   verb->add_option("--gate-dtype", options.gate_dtype,
                    "of decay and gain on cuda: f32 or as --dtype")
       ->capture_default_str();

@@ -25,6 +25,7 @@ struct Options {
   std::string path;
   std::vector<std::string> backends;
   std::string dtype = "f32";
+  std::string precision = "auto";
 };
 
 bool is_op_file(const fs::path& path) {
@@ -55,8 +56,9 @@ std::vector<fs::path> items_of(const fs::path& path) {
 }
 
 // On a GPU the recurrence runs through copies of the files' tensors, and nothing else runs instead.
-Context make_context(const std::string& backend) {
+Context make_context(const std::string& backend, Precision precision) {
   ContextOptions options;
+  options.precision = precision;
   options.backends = {backend, "reference"};
   if (backend == "cuda") options.backends = {kOnGpu};
   return Context(options);
@@ -124,7 +126,7 @@ void run(const Options& options) {
     golden_bounds(dtype);  // refuses a dtype before any work
     std::optional<GpuBackend> gpu;
     if (backend == "cuda") gpu.emplace();
-    Context context = make_context(backend);
+    Context context = make_context(backend, *parse_precision(options.precision));
     for (const fs::path& item : items) {
       bool good = false;
       try {
@@ -157,6 +159,9 @@ const RegisterVerb kGolden(110, [](CLI::App& app) {
       ->take_all();
   verb->add_option("--dtype", options->dtype, "of the cpu and cuda backends (default f32)")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  verb->add_option("--precision", options->precision,
+                   "of products on a CPU with AMX: auto (default), f32 or bf16x3")
+      ->check(CLI::IsMember({"auto", "f32", "bf16x3"}));
   verb->callback([options] {
     if (options->backends.empty()) options->backends = {"cpu"};
     run(*options);

@@ -18,6 +18,19 @@ std::shared_ptr<Pool> default_pool() {
   return pool;
 }
 
+Precision precision_of(std::int32_t precision) {
+  switch (precision) {
+    case RANKONE_PRECISION_F32:
+      return Precision::f32;
+    case RANKONE_PRECISION_BF16X3:
+      return Precision::bf16x3;
+    case RANKONE_PRECISION_BF16:
+      return Precision::bf16;
+    default:
+      return Precision::automatic;
+  }
+}
+
 std::unique_ptr<rankone_context> make_context(const rankone_options& options) {
   constexpr std::string_view kName = "rankone_context_create";
   constexpr int kMostThreads = 4096;
@@ -32,6 +45,10 @@ std::unique_ptr<rankone_context> make_context(const rankone_options& options) {
           options.device_index);
   require(options.threads >= 0 && options.threads <= kMostThreads, "[{}] threads is {} (0 to {})",
           kName, options.threads, kMostThreads);
+  require(options.precision >= RANKONE_PRECISION_AUTOMATIC &&
+              options.precision <= RANKONE_PRECISION_BF16,
+          "[{}] precision is {} (0 to {})", kName, options.precision,
+          static_cast<int>(RANKONE_PRECISION_BF16));
   // Calls on a GPU have no work for threads of the CPU, and need not take turns.
   auto pool = cuda                   ? std::make_shared<Pool>(1)
               : options.threads == 0 ? default_pool()
@@ -40,6 +57,7 @@ std::unique_ptr<rankone_context> make_context(const rankone_options& options) {
   inner.device = cuda ? Device::cuda : Device::cpu;
   inner.device_index = options.device_index;
   inner.threads = options.threads;
+  inner.precision = precision_of(options.precision);
   return std::make_unique<rankone_context>(std::move(inner), std::move(pool));
 }
 

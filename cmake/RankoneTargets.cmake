@@ -60,6 +60,22 @@ function(rankone_isa_sources name)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND sets avx2 avx512)
   endif()
+  rankone_compile_for("${sets}" "${sources}")
+  # Those on tiles of a matrix unit, in cpu/tiles/ (core/tiles.hpp): for AMX, and with the tiles in
+  # software, beside the same vectors and beside the plainest.
+  file(GLOB sources CONFIGURE_DEPENDS cpu/tiles/*.cpp)
+  set(flags_amx_baseline "")
+  set(sets amx_baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set(flags_amx_emulated "${flags_avx512};-mavx512bf16")
+    set(flags_amx "${flags_amx_emulated};-DRANKONE_TILES_AMX")
+    list(APPEND sets amx_emulated amx)
+  endif()
+  rankone_compile_for("${sets}" "${sources}")
+endfunction()
+
+# Of rankone_isa_sources(): every source once for each of the sets, whose flags are in flags_SET.
+macro(rankone_compile_for sets sources)
   # The unrolled kernels under -O3 and a sanitizer take minutes to compile and find nothing more.
   set(optimise -O3)
   if(RANKONE_SANITIZE)
@@ -75,7 +91,7 @@ function(rankone_isa_sources name)
       target_sources(rankone_${name} PRIVATE ${wrapper})
     endforeach()
   endforeach()
-endfunction()
+endmacro()
 
 # rankone_test(NAME [DEPENDS lib...]): one GoogleTest program from all .cpp files of the folder.
 function(rankone_test name)

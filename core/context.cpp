@@ -8,6 +8,14 @@ namespace rankone {
 Context::Context(const ContextOptions& options)
     : Context(options, std::make_shared<ThreadPool>(options.threads)) {}
 
+std::optional<Precision> parse_precision(std::string_view text) {
+  if (text == "auto") return Precision::automatic;
+  if (text == "f32") return Precision::f32;
+  if (text == "bf16x3") return Precision::bf16x3;
+  if (text == "bf16") return Precision::bf16;
+  return std::nullopt;
+}
+
 Context::Context(ContextOptions options, std::shared_ptr<ThreadPool> pool)
     : options_(std::move(options)), threads_(std::move(pool)) {
   if (options_.device != Device::cuda) return;

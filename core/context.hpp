@@ -4,7 +4,9 @@
 // which backends it prefers. One Context serves one thread of control.
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/arena.hpp"
@@ -15,11 +17,24 @@ namespace rankone {
 
 enum class Device { cpu, cuda };
 
+// What the CPU may round the operands of products inside a recurrence to, where it has a unit for
+// products of bf16 (AMX, core/isa.hpp); elsewhere everything is float32. State, triangular solve
+// and sums are float32 in any case.
+enum class Precision {
+  automatic,  // the fastest of float32-class accuracy: bf16x3
+  f32,
+  bf16x3,  // a high and a low part, three products: 2^-16
+  bf16,    // 2^-8
+};
+
+std::optional<Precision> parse_precision(std::string_view text);  // "bf16x3"; "auto"
+
 struct ContextOptions {
   Device device = Device::cpu;
   int device_index = 0;    // which GPU on CUDA; ignored on the CPU
   void* stream = nullptr;  // a cudaStream_t on CUDA; ignored on the CPU
   int threads = 0;         // 0: as many as the machine allows
+  Precision precision = Precision::automatic;
   // Names in order of preference. The first backend that accepts a call runs it; "reference"
   // accepts everything and comes last.
   std::vector<std::string> backends = {"cuda", "cpu", "reference"};
@@ -37,6 +52,7 @@ class Context {
   int device_index() const { return options_.device_index; }
   void* stream() const { return options_.stream; }
   void set_stream(void* stream) { options_.stream = stream; }
+  Precision precision() const { return options_.precision; }
   const std::vector<std::string>& backends() const { return options_.backends; }
   Arena& arena() { return arena_; }
   ThreadPool& threads() { return *threads_; }

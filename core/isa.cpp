@@ -1,6 +1,11 @@
 #include "core/isa.hpp"
 
 #include <cstdlib>
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace rankone {
 namespace {
@@ -17,7 +22,45 @@ Isa machine_isa() {
   return Isa::baseline;
 }
 
+// AMX with bf16, the vectors its kernels are compiled for, and registers that the system saves.
+bool machine_has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  if (machine_isa() != Isa::avx512 || __builtin_cpu_supports("avx512bf16") == 0) return false;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kTiles = 1U << 24, kBf16 = 1U << 22;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  if ((d & kTiles) == 0 || (d & kBf16) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned kTileState = 3U << 17;
+  if ((low & kTileState) != kTileState) return false;
+  // The registers are large, so the kernel wants to be asked once by a process.
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+TileUnit tile_unit() {
+  static const TileUnit unit = [] {
+    const char* wanted = std::getenv("RANKONE_ISA");
+    const std::string_view text = wanted == nullptr ? "" : wanted;
+    if (text == "amx-emulated") return TileUnit::emulated;
+    for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
+      if (text == name(isa)) return TileUnit::none;
+    }
+    return machine_has_amx() ? TileUnit::amx : TileUnit::none;
+  }();
+  return unit;
+}
+
+std::string_view isa_name(bool tiles) {
+  if (!tiles || tile_unit() == TileUnit::none) return name(best_isa());
+  return tile_unit() == TileUnit::amx ? "amx" : "amx-emulated";
+}
 
 Isa best_isa() {
   static const Isa isa = [] {

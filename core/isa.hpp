@@ -15,4 +15,15 @@ enum class Isa { baseline, avx2, avx512 };
 Isa best_isa();
 std::string_view name(Isa isa);
 
+// A unit for products of tiles of bf16 beside the vectors: AMX, or the same instructions in
+// software, for tests (core/tiles.hpp).
+enum class TileUnit { none, emulated, amx };
+
+// Read once; on a machine with AMX this also asks the system for the use of its registers.
+// RANKONE_ISA=amx-emulated asks for the software; every name of an Isa means none.
+TileUnit tile_unit();
+
+// The instruction set a kernel of this process ran with, tiles included: "avx512", "amx" and so on.
+std::string_view isa_name(bool tiles);
+
 }  // namespace rankone

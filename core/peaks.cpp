@@ -25,6 +25,12 @@ RANKONE_PEAKS(avx2)
 RANKONE_PEAKS(avx512)
 #endif
 #undef RANKONE_PEAKS
+#if defined(__x86_64__)
+namespace amx {  // core/cpu/tiles/peaks.cpp
+void tile_products(std::int64_t rounds, const void* tiles);
+void tile_products_from_cache(std::int64_t rounds, const void* tiles);
+}  // namespace amx
+#endif
 
 namespace {
 
@@ -101,6 +107,25 @@ std::int64_t beyond_caches() {
   return std::clamp(2 * cache, 256 * kMebibyte, 1024 * kMebibyte);
 }
 
+void measure_tiles([[maybe_unused]] ThreadPool& threads, [[maybe_unused]] Peaks& peaks) {
+#if defined(__x86_64__)
+  if (tile_unit() != TileUnit::amx) return;
+  constexpr std::int64_t kRounds = 20'000;
+  constexpr double kOperations = 4.0 * 2 * 16 * 16 * 32;
+  const Tensor tiles = Tensor::zeros({threads.size(), 4 * kKibibyte}, Dtype::f32);
+  const auto gflops = [&](void (*run)(std::int64_t, const void*)) {
+    const double seconds = best_seconds(100, [&] {
+      threads.run(threads.size(), [&](std::int64_t part, int) {
+        run(kRounds, tiles.data<float>() + part * 4 * kKibibyte);
+      });
+    });
+    return kOperations * static_cast<double>(kRounds * threads.size()) / seconds * 1e-9;
+  };
+  peaks.amx_gflops = gflops(amx::tile_products);
+  peaks.amx_l1_gflops = gflops(amx::tile_products_from_cache);
+#endif
+}
+
 }  // namespace
 
 Bandwidth measure_bandwidth(ThreadPool& threads, std::int64_t bytes) {
@@ -121,6 +146,7 @@ Peaks measure_peaks(ThreadPool& threads) {
     threads.run(workers, [&](std::int64_t, int) { sink = run.multiply_adds(kRounds); });
   });
   peaks.gflops = static_cast<double>(kRounds * run.operations() * workers) / compute * 1e-9;
+  measure_tiles(threads, peaks);
   peaks.l1 = measure_bandwidth(threads, 16 * kKibibyte * workers);
   peaks.l2 = measure_bandwidth(threads, 256 * kKibibyte * workers);
   peaks.memory = measure_bandwidth(threads, peaks.memory_bytes);

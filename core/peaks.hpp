@@ -15,7 +15,10 @@ struct Bandwidth {
 };
 
 struct Peaks {
-  double gflops = 0;              // float32 multiply-adds in registers, two operations each
+  double gflops = 0;  // float32 multiply-adds in registers, two operations each
+  // Of products of tiles of bf16 in float32, operands in registers and in the first cache; 0
+  // without AMX.
+  double amx_gflops = 0, amx_l1_gflops = 0;
   Bandwidth l1{}, l2{};           // of 16 and of 256 KiB per thread
   Bandwidth memory{};             // of what no cache holds
   std::int64_t memory_bytes = 0;  // that much

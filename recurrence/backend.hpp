@@ -5,6 +5,7 @@
 // its scratch from context.arena() (inside an ArenaScope) and then returns if context.planning(),
 // so that a planning pass sees what a real one would use.
 
+#include <string>
 #include <string_view>
 
 #include "recurrence/recurrence.hpp"
@@ -47,6 +48,9 @@ class Backend {
 
 const Backend& reference_backend();
 const Backend& cpu_backend();
+// What its two-key recurrence computes a sequence of so many tokens with, for reports:
+// "avx512-f32", "amx-bf16x3".
+std::string cpu_kernel(const Context& context, std::int64_t tokens);
 #if defined(RANKONE_WITH_CUDA)
 const Backend& cuda_backend();
 #endif

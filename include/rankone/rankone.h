@@ -41,6 +41,16 @@ typedef enum rankone_status {
 
 typedef enum rankone_device { RANKONE_CPU = 0, RANKONE_CUDA = 1 } rankone_device;
 
+/* What the operands of products inside the two-key recurrence may be rounded to on a CPU with a
+ * unit for them (AMX); state, triangular solve and sums are float32 in any case. Elsewhere float32.
+ */
+typedef enum rankone_precision {
+  RANKONE_PRECISION_AUTOMATIC = 0, /* the fastest of float32-class accuracy: BF16X3 */
+  RANKONE_PRECISION_F32 = 1,
+  RANKONE_PRECISION_BF16X3 = 2, /* a high and a low part of bf16, three products */
+  RANKONE_PRECISION_BF16 = 3
+} rankone_precision;
+
 typedef enum rankone_dtype {
   RANKONE_F64 = 0,
   RANKONE_F32 = 1,
@@ -73,6 +83,7 @@ typedef struct rankone_options {
   int32_t device_index; /* which of them; 0 on the CPU */
   int32_t threads;      /* 0: one a processor, in the pool shared by all such contexts; not looked
                            at on CUDA */
+  int32_t precision;    /* rankone_precision; not looked at on CUDA */
 } rankone_options;
 
 /* On CUDA (compute capability 8.0 or above) tensors and workspace are memory of that GPU,

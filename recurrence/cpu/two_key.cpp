@@ -5,26 +5,13 @@
 #include <cstring>
 
 #include "recurrence/cpu/cpu_backend.hpp"
+#include "recurrence/cpu/two_key_rows.hpp"
 #include "recurrence/cpu/two_key_span.hpp"
+#include "recurrence/cpu/two_key_tiles.hpp"
 
 namespace rankone::recurrence {
 namespace cpu {
 namespace {
-
-// Value columns are independent, so a head is cut where heads alone would leave threads idle.
-// Results do not depend on the cut.
-struct ColumnCut {
-  Index pieces;
-  int width;
-
-  ColumnCut(Index heads, int threads, int d_v) {
-    const Index wanted = heads > 0 ? (2 * threads + heads - 1) / heads : 1;
-    const Index most = (d_v + kPanel - 1) / kPanel;
-    const auto count = static_cast<int>(std::clamp<Index>(threads > 1 ? wanted : 1, 1, most));
-    width = round_up((d_v + count - 1) / count, kPanel);
-    pieces = (d_v + width - 1) / width;
-  }
-};
 
 constexpr Index pieces_of(int columns) {
   return round_up(columns, kAhead * kLine) / (kAhead * kLine);
@@ -67,10 +54,12 @@ class HeadTask {
         head_(head),
         column_(column),
         width_(width) {
-    const Index offset = (sequence * shape.value_heads + head) * shape.d_k * shape.d_v + column;
-    if (inputs.initial_state.defined()) initial_ = inputs.initial_state.data<float>() + offset;
-    if (out.final_state.defined()) final_ = out.final_state.data<float>() + offset;
+    initial_ = state_of(inputs.initial_state, sequence);
+    final_ = state_of(out.final_state, sequence);
   }
+
+  // Continues from `state`, with rows of d_v floats: what came before ended there.
+  void continue_from(const float* state) { initial_ = state + column_; }
 
   void run(Index begin, Index end) {
     if (begin == end) {
@@ -83,6 +72,12 @@ class HeadTask {
   }
 
  private:
+  float* state_of(const Tensor& states, Index sequence) const {
+    if (!states.defined()) return nullptr;
+    return states.data<float>() +
+           (sequence * shape_.value_heads + head_) * shape_.d_k * shape_.d_v + column_;
+  }
+
   void no_rows() const {
     if (final_ == nullptr || initial_ == final_) return;
     for (int d = 0; d < sizes_.d_k; ++d) {
@@ -225,6 +220,24 @@ class HeadTask {
 
 }  // namespace
 
+ColumnCut::ColumnCut(Index heads, int threads, int d_v) {
+  const Index wanted = heads > 0 ? (2 * threads + heads - 1) / heads : 1;
+  const Index most = (d_v + kPanel - 1) / kPanel;
+  const auto count = static_cast<int>(std::clamp<Index>(threads > 1 ? wanted : 1, 1, most));
+  width = round_up((d_v + count - 1) / count, kPanel);
+  pieces = (d_v + width - 1) / width;
+}
+
+Index rows_scratch(const TwoKeySizes& sizes) { return Layout(sizes, Scratch()).used; }
+
+void run_rows(const TwoKeyShape& shape, const TwoKeySizes& sizes, const TwoKey& inputs,
+              const TwoKeyOut& out, Scratch scratch, const HeadRows& rows) {
+  HeadTask task(shape, sizes, inputs, out, Layout(sizes, scratch), rows.sequence, rows.head,
+                rows.column, rows.width);
+  if (rows.state != nullptr) task.continue_from(rows.state);
+  task.run(rows.begin, rows.end);
+}
+
 void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
              const TwoKeyOut& out) {
   const TwoKeyShape shape = shape_of(sequences, inputs);
@@ -249,6 +262,10 @@ void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
 
 void CpuBackend::two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
                          const TwoKeyOut& out) const {
+  if (cpu::tiles_take(context, sequences.longest())) {
+    cpu::two_key_tiles(context, sequences, inputs, out);
+    return;
+  }
   cpu::two_key(context, sequences, inputs, out);
 }
 

@@ -5,21 +5,21 @@
 namespace rankone::recurrence::cpu {
 
 ChunkBackward::ChunkBackward(const TwoKeySizes& sizes, Scratch& scratch)
-    : value_row(leading(sizes.d_v)),
-      key_row(leading(sizes.d_k)),
+    : value_row(leading(sizes.padded_v())),
+      key_row(leading(sizes.padded_k())),
       sizes_(sizes),
       factors_(sizes, ChunkFactors::For::gradient, scratch),
       span_(sizes, scratch) {
   const int chunk = sizes.chunk;
   for (float** rows : {&d_value, &residual_, &updates_, &d_output_, &solved_}) {
-    *rows = scratch.rows(chunk, sizes.d_v);
+    *rows = scratch.rows(chunk, sizes.padded_v());
   }
   for (float** rows : {&d_query, &d_erase, &d_write, &d_gate, &query_back_, &erase_back_,
                        &write_back_, &anchor_, &anchored_}) {
-    *rows = scratch.rows(chunk, sizes.d_k);
+    *rows = scratch.rows(chunk, sizes.padded_k());
   }
   for (float** square : {&d_seen_, &d_read_, &crossing_}) *square = scratch.rows(chunk, chunk);
-  columns_ = scratch.rows(sizes.d_v, std::max(chunk, sizes.d_k));
+  columns_ = scratch.rows(sizes.padded_v(), std::max(chunk, sizes.padded_k()));
   d_gain = scratch.rows(1, chunk);
   weights_ = scratch.rows(1, chunk);
   whole_ = scratch.rows(1, sizes.d_k);
@@ -73,28 +73,31 @@ void ChunkBackward::run(const ChunkRows& rows, const float* d_o, const float* st
   interactions(n);
   through_state(n, state, d_state);
   if (sizes_.decay == DecayKind::channel) {
-    channel_keys(n);
+    channel_keys_and_gates(n, state, d_state);
   } else {
     scalar_keys(n);
-  }
-  if (sizes_.decay != DecayKind::none) gates(n, state, d_state);
-  // The gates read the strict sums; what belongs to no decay joins after them.
-  if (sizes_.decay == DecayKind::channel) {
-    const Kernels& k = kernels();
-    const ChunkFactors& f = factors_;
-    k.multiply_rows(Into::add, d_query, key_row, query_back_, key_row, f.from_start, key_row,
-                    sizes_.scale, n, sizes_.d_k);
-    if (sizes_.delta) {
-      k.multiply_rows(Into::add, d_erase, key_row, erase_back_, key_row, f.from_start, key_row,
-                      -1.0F, n, sizes_.d_k);
-    }
-    k.multiply_rows(Into::add, d_write, key_row, write_back_, key_row, f.to_end, key_row, 1.0F, n,
-                    sizes_.d_k);
-    for (int i = 0; i < n; ++i) weights_[i] = d_seen_[i * f.square_row + i];
-    k.add_rows(d_query, key_row, f.raw_write, key_row, weights_, n, sizes_.d_k);
-    k.add_rows(d_write, key_row, f.raw_query, key_row, weights_, n, sizes_.d_k);
+    if (sizes_.decay == DecayKind::scalar) gates(n, state, d_state);
   }
   state_back(n, d_state);
+}
+
+void ChunkBackward::channel_keys_and_gates(int n, const float* state, const float* d_state) {
+  const Kernels& k = kernels();
+  const ChunkFactors& f = factors_;
+  channel_keys(n);
+  gates(n, state, d_state);
+  // The gates read the strict sums; what belongs to no decay joins after them.
+  k.multiply_rows(Into::add, d_query, key_row, query_back_, key_row, f.from_start, key_row,
+                  sizes_.scale, n, sizes_.d_k);
+  if (sizes_.delta) {
+    k.multiply_rows(Into::add, d_erase, key_row, erase_back_, key_row, f.from_start, key_row, -1.0F,
+                    n, sizes_.d_k);
+  }
+  k.multiply_rows(Into::add, d_write, key_row, write_back_, key_row, f.to_end, key_row, 1.0F, n,
+                  sizes_.d_k);
+  for (int i = 0; i < n; ++i) weights_[i] = d_seen_[i * f.square_row + i];
+  k.add_rows(d_query, key_row, f.raw_write, key_row, weights_, n, sizes_.d_k);
+  k.add_rows(d_write, key_row, f.raw_query, key_row, weights_, n, sizes_.d_k);
 }
 
 // dU = write dS_C + seen^T dO; dR = T^T dU; dV = b dR.

@@ -30,11 +30,16 @@ class ChunkBackward {
   float* d_gate;
 
  private:
+  friend class TileBackward;  // the same on a tile unit, with the same memory
+
   void solve_forward(const ChunkRows& rows, const float* state);
   void solve_back(int n, const float* d_state);
   void interactions(int n);
   void through_state(int n, const float* state, const float* d_state);
   void scalar_keys(int n);
+  // Under channel decay, from the gradients of seen, read and the factors to those of keys and
+  // gates.
+  void channel_keys_and_gates(int n, const float* state, const float* d_state);
   void channel_keys(int n);
   void channel_blocks(int n);
   void gates(int n, const float* state, const float* d_state);
@@ -60,5 +65,21 @@ class ChunkBackward {
   float* weights_;   // [C]
   float* work_;      // of PanelBlock
 };
+
+// Where the gradients of a chunk go.
+struct GradientPlace {
+  const TwoKeyShape& shape;
+  const TwoKeySizes& sizes;
+  const TwoKeyGrads& grads;
+  Index head;  // value head
+  bool add;    // the keys have gradients of earlier value heads
+};
+// What run() left of rows [first, first + rows.count).
+void put_gradients(const GradientPlace& place, Index first, const ChunkRows& rows,
+                   const ChunkBackward& back);
+// Copies or adds rows of scratch to a gradient, from element `offset` on; nothing where it is not
+// wanted.
+void put_rows(const Tensor& gradient, Index offset, Index stride, const float* from, Index from_row,
+              int rows, int columns, bool add);
 
 }  // namespace rankone::recurrence::cpu

@@ -56,9 +56,9 @@ ChunkRows part_of(const ChunkRows& rows, int first, int count) {
 }
 
 ChunkFactors::ChunkFactors(const TwoKeySizes& sizes, For most, Scratch& scratch)
-    : key_row(leading(sizes.d_k)), square_row(leading(sizes.chunk)), sizes_(sizes) {
+    : key_row(leading(sizes.padded_k())), square_row(leading(sizes.chunk)), sizes_(sizes) {
   const int chunk = sizes.chunk;
-  const auto keys = [&] { return scratch.rows(chunk, sizes.d_k); };
+  const auto keys = [&] { return scratch.rows(chunk, sizes.padded_k()); };
   const auto square = [&] { return scratch.rows(chunk, chunk); };
   erase = keys();
   query = keys();

@@ -26,8 +26,11 @@ struct TwoKeySizes {
   DecayKind decay;
   bool delta;
   float scale;
+  int padding = kLine;  // columns in scratch come in multiples of it
 
   TwoKeySizes(const TwoKeyShape& shape, const TwoKey& inputs, int chunk_rows);
+  int padded_k() const { return round_up(d_k, padding); }
+  int padded_v() const { return round_up(d_v, padding); }
 };
 
 // The rows of one chunk and one value head; rows of keys are key_row floats apart, and so on.

@@ -3,6 +3,7 @@
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/two_key.hpp"
 #include "recurrence/cpu/two_key_backward.hpp"
+#include "recurrence/cpu/two_key_tiles.hpp"
 
 namespace rankone::recurrence {
 namespace cpu {
@@ -25,16 +26,6 @@ struct Layout {
     used = scratch.used();
   }
 };
-
-// Copies (or, for later value heads of a group, adds) rows of scratch to a gradient.
-void put_rows(const Tensor& gradient, Index offset, Index stride, const float* from, Index from_row,
-              int rows, int columns, bool add) {
-  if (!gradient.defined()) return;
-  float* to = gradient.data<float>() + offset;
-  for (int i = 0; i < rows; ++i, to += stride, from += from_row) {
-    for (int c = 0; c < columns; ++c) to[c] = add ? to[c] + from[c] : from[c];
-  }
-}
 
 // All value heads of one key head of one sequence, so that the gradients of the keys are summed by
 // one task in one order.
@@ -90,26 +81,11 @@ class GroupTask {
       const Index output = first * rows.value_row + head_ * shape_.d_v;
       at_.backward.run(rows, cotangents_.o.data<float>() + output,
                        at_.states + chunk * at_.state_size, at_.d_state);
-      put(first, rows, add);
+      put_gradients({shape_, sizes_, grads_, head_, add}, first, rows, at_.backward);
     }
     if (!grads_.initial_state.defined()) return;
     put_rows(grads_.initial_state, state_offset(), shape_.d_v, at_.d_state, at_.backward.value_row,
              sizes_.d_k, sizes_.d_v, false);
-  }
-
-  void put(Index first, const ChunkRows& rows, bool add) const {
-    const ChunkBackward& back = at_.backward;
-    const int n = rows.count;
-    const Index key = first * rows.key_row + head_ / shape_.group() * shape_.d_k;
-    put_rows(grads_.q, key, rows.key_row, back.d_query, back.key_row, n, sizes_.d_k, add);
-    put_rows(grads_.e, key, rows.key_row, back.d_erase, back.key_row, n, sizes_.d_k, add);
-    put_rows(grads_.w, key, rows.key_row, back.d_write, back.key_row, n, sizes_.d_k, add);
-    put_rows(grads_.v, first * rows.value_row + head_ * shape_.d_v, rows.value_row, back.d_value,
-             back.value_row, n, sizes_.d_v, false);
-    put_rows(grads_.b, first * rows.b_row + head_, rows.b_row, back.d_gain, 1, n, 1, false);
-    const int channels = sizes_.decay == DecayKind::channel ? sizes_.d_k : 1;
-    put_rows(grads_.g, first * rows.g_row + head_ * channels, rows.g_row, back.d_gate,
-             channels > 1 ? back.key_row : 1, n, channels, false);
   }
 
   const TwoKeyShape& shape_;
@@ -123,6 +99,38 @@ class GroupTask {
 };
 
 }  // namespace
+
+void put_rows(const Tensor& gradient, Index offset, Index stride, const float* from, Index from_row,
+              int rows, int columns, bool add) {
+  if (!gradient.defined()) return;
+  float* to = gradient.data<float>() + offset;
+  for (int i = 0; i < rows; ++i, to += stride, from += from_row) {
+    if (!add) {
+      std::copy_n(from, columns, to);
+      continue;
+    }
+    for (int c = 0; c < columns; ++c) to[c] += from[c];
+  }
+}
+
+void put_gradients(const GradientPlace& place, Index first, const ChunkRows& rows,
+                   const ChunkBackward& back) {
+  const TwoKeyShape& shape = place.shape;
+  const TwoKeySizes& sizes = place.sizes;
+  const TwoKeyGrads& grads = place.grads;
+  const Index head = place.head;
+  const int n = rows.count;
+  const Index key = first * rows.key_row + head / shape.group() * shape.d_k;
+  put_rows(grads.q, key, rows.key_row, back.d_query, back.key_row, n, sizes.d_k, place.add);
+  put_rows(grads.e, key, rows.key_row, back.d_erase, back.key_row, n, sizes.d_k, place.add);
+  put_rows(grads.w, key, rows.key_row, back.d_write, back.key_row, n, sizes.d_k, place.add);
+  put_rows(grads.v, first * rows.value_row + head * shape.d_v, rows.value_row, back.d_value,
+           back.value_row, n, sizes.d_v, false);
+  put_rows(grads.b, first * rows.b_row + head, rows.b_row, back.d_gain, 1, n, 1, false);
+  const int channels = sizes.decay == DecayKind::channel ? sizes.d_k : 1;
+  put_rows(grads.g, first * rows.g_row + head * channels, rows.g_row, back.d_gate,
+           channels > 1 ? back.key_row : 1, n, channels, false);
+}
 
 void two_key_vjp_chunked(Context& context, const Sequences& sequences, const TwoKey& inputs,
                          const TwoKeyCotangents& cotangents, const TwoKeyGrads& grads, int chunk) {
@@ -146,6 +154,10 @@ void two_key_vjp_chunked(Context& context, const Sequences& sequences, const Two
 
 void CpuBackend::two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,
                              const TwoKeyCotangents& cotangents, const TwoKeyGrads& grads) const {
+  if (cpu::tiles_take(context, sequences.longest())) {
+    cpu::two_key_vjp_tiles(context, sequences, inputs, cotangents, grads);
+    return;
+  }
   cpu::two_key_vjp_chunked(context, sequences, inputs, cotangents, grads, cpu::kChunk);
 }
 

@@ -15,7 +15,7 @@ namespace {
 #if defined(RANKONE_WITH_CUDA)
 
 TEST(CapiCuda, RefusesWhatIsNoMemoryOfTheGpu) {
-  const rankone_options options = {RANKONE_CUDA, 0, 0};
+  const rankone_options options = {RANKONE_CUDA, 0, 0, 0};
   rankone_context* context = nullptr;
   char message[256];
   if (rankone_context_create(&options, &context, message, sizeof message) != RANKONE_OK) {

@@ -244,13 +244,14 @@ TEST_F(Refused, ContextsAndSequences) {
     const char* message;
   };
 #if defined(RANKONE_WITH_CUDA)  // there may be a GPU 0, but not this one
-  const Row cuda{{RANKONE_CUDA, 4096, 0}, RANKONE_UNSUPPORTED, "there is no GPU"};
+  const Row cuda{{RANKONE_CUDA, 4096, 0, 0}, RANKONE_UNSUPPORTED, "there is no GPU"};
 #else
-  const Row cuda{{RANKONE_CUDA, 0, 0}, RANKONE_UNSUPPORTED, "no CUDA backend"};
+  const Row cuda{{RANKONE_CUDA, 0, 0, 0}, RANKONE_UNSUPPORTED, "no CUDA backend"};
 #endif
-  for (const Row& row : {cuda, Row{{7, 0, 0}, RANKONE_INVALID_ARGUMENT, "device is 7"},
-                         Row{{RANKONE_CPU, 1, 0}, RANKONE_INVALID_ARGUMENT, "device_index is 1"},
-                         Row{{RANKONE_CPU, 0, -1}, RANKONE_INVALID_ARGUMENT, "threads is -1"}}) {
+  for (const Row& row : {cuda, Row{{7, 0, 0, 0}, RANKONE_INVALID_ARGUMENT, "device is 7"},
+                         Row{{RANKONE_CPU, 1, 0, 0}, RANKONE_INVALID_ARGUMENT, "device_index is 1"},
+                         Row{{RANKONE_CPU, 0, -1, 0}, RANKONE_INVALID_ARGUMENT, "threads is -1"},
+                         Row{{RANKONE_CPU, 0, 0, 4}, RANKONE_INVALID_ARGUMENT, "precision is 4"}}) {
     rankone_context* context = context_;
     char text[200];
     EXPECT_EQ(rankone_context_create(&row.options, &context, text, sizeof text), row.status);

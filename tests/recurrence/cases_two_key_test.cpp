@@ -1,4 +1,5 @@
-// Every case of the list, forward and backward, against float64.
+// Every case of the list, forward and backward, against float64: the float32 kernels
+// (cpu_amx_test.cpp has those of lower precision).
 
 #include <gtest/gtest.h>
 
@@ -21,7 +22,7 @@ class Cases : public testing::TestWithParam<Case> {
   const Inputs inputs_ = make_inputs(GetParam());
   const Inputs wide_ = widened(inputs_);
   Context reference_{{.threads = 1, .backends = {"reference"}}};
-  Context cpu_{{.threads = 1, .backends = {"cpu", "reference"}}};
+  Context cpu_{{.threads = 1, .precision = Precision::f32, .backends = {"cpu", "reference"}}};
 
   void check(const std::string& name, const Tensor& result, const Tensor& plain,
              const Tensor& expected) const {

@@ -1,0 +1,141 @@
+// Products of tiles.
+
+#include "recurrence/cpu/tiles/declarations.hpp"
+
+namespace rankone::recurrence::cpu::RANKONE_ISA {
+namespace {
+
+using Word = std::uint16_t;
+
+constexpr int kBlockSteps = 8;  // of fetch(), in the time of a block
+
+// A block of 2 x 2 tiles of the result in registers 0 to 3, two tiles of a in 4 and 5, of b in 6
+// and 7.
+struct Block {
+  TileRegisters t;
+  Index a_next, b_next;  // from a tile to the one in the next 16 rows, columns
+
+  void load_a(const Word* a) {
+    t.load<4>(a, 64);
+    t.load<5>(a + a_next, 64);
+  }
+  void load_b(const Word* b) {
+    t.load<6>(b, 64);
+    t.load<7>(b + b_next, 64);
+  }
+  void multiply_add() {
+    t.multiply_add<0, 4, 6>();
+    t.multiply_add<1, 4, 7>();
+    t.multiply_add<2, 5, 6>();
+    t.multiply_add<3, 5, 7>();
+  }
+};
+
+// The pairs of parts of one step along the sum, small ones first where that costs no loads.
+template <int kParts>
+inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index b_part) {
+  if constexpr (kParts == 3) {
+    block.load_a(a + 2 * a_part);
+    block.load_b(b);
+    block.multiply_add();
+    block.load_a(a + a_part);
+    block.multiply_add();
+    block.load_b(b + b_part);
+    block.multiply_add();
+    block.load_a(a);
+    block.multiply_add();
+    block.load_b(b + 2 * b_part);
+    block.multiply_add();
+    block.load_b(b);
+    block.multiply_add();
+  } else if constexpr (kParts == 2) {
+    block.load_a(a + a_part);
+    block.load_b(b);
+    block.multiply_add();
+    block.load_a(a);
+    block.multiply_add();
+    block.load_b(b + b_part);
+    block.multiply_add();
+  } else {
+    block.load_a(a);
+    block.load_b(b);
+    block.multiply_add();
+  }
+}
+
+template <int kParts>
+void product_of(const TileProduct& p) {
+  using Shape = TileProduct::Shape;
+  const Index row = p.c_row * static_cast<Index>(sizeof(float));
+  Block block;
+  block.a_next = static_cast<Index>(p.a.inner) * kTileHalves;
+  block.b_next = static_cast<Index>(p.b.inner) * kTileHalves;
+  const Index a_part = p.a.part_size();
+  const Index b_part = p.b.part_size();
+  // Columns outside: two columns of tiles of b stay in the first cache for all rows.
+  for (int n = 0; n < p.b.outer; n += 2) {
+    const Word* b = p.b.data + n * block.b_next;
+    for (int m = p.shape == Shape::lower_result ? n : 0; m < p.a.outer; m += 2) {
+      const Word* a = p.a.data + m * block.a_next;
+      fetch(p.ahead, kBlockSteps);
+      float* c = p.c + m * kTileRows * p.c_row + n * kTileRows;
+      float* below = c + kTileRows * p.c_row;
+      // Stores that miss the first cache would hold up the loads of the next block.
+      for (int r = 0; r < 2 * kTileRows; ++r) {
+        __builtin_prefetch(c + r * p.c_row, 1, 3);
+        __builtin_prefetch(c + r * p.c_row + kTileRows, 1, 3);
+      }
+      if (p.into == Into::add) {
+        block.t.load<0>(c, row);
+        block.t.load<1>(c + kTileRows, row);
+        block.t.load<2>(below, row);
+        block.t.load<3>(below + kTileRows, row);
+      } else {
+        block.t.zero<0>();
+        block.t.zero<1>();
+        block.t.zero<2>();
+        block.t.zero<3>();
+      }
+      const int first = p.shape == Shape::upper_left ? m / 2 : 0;
+      const int end = p.shape == Shape::lower_left ? m / 2 + 1 : p.a.inner;
+      for (int k = first; k < end; ++k) {
+        step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part);
+      }
+      block.t.store<0>(c, row);
+      block.t.store<1>(c + kTileRows, row);
+      block.t.store<2>(below, row);
+      block.t.store<3>(below + kTileRows, row);
+    }
+  }
+}
+
+void product(const TileProduct& p) {
+  const int parts = p.a.parts < p.b.parts ? p.a.parts : p.b.parts;
+  if (parts == 1) {
+    product_of<1>(p);
+  } else if (parts == 2) {
+    product_of<2>(p);
+  } else {
+    product_of<3>(p);
+  }
+}
+
+}  // namespace
+
+const TileKernels kTileKernels = {
+    .begin = tiles_begin,
+    .end = tiles_end,
+    .pack_rows = pack_rows,
+    .pack_pairs = pack_pairs,
+    .transpose = transpose_tiles,
+    .rows_to_pairs = rows_to_pairs,
+    .pairs_to_rows = pairs_to_rows,
+    .product = product,
+    .scalar_decay = scalar_decay,
+    .channel_decay = channel_decay,
+    .lower = lower,
+    .residual = residual,
+    .finite_rows = finite_rows,
+};
+
+}  // namespace rankone::recurrence::cpu::RANKONE_ISA
