@@ -91,6 +91,22 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return result;
 }
 
+// ---- Words that blocks pass to one another while they run
+// ------------------------------------------
+
+// Each is whole by itself: in no order with other accesses of its thread. Who waits for a word
+// reads it again after wait_a_moment(). A block waits only for blocks before it, which are under
+// way.
+__device__ __forceinline__ void put_word(float* to, float value) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+__device__ __forceinline__ float peek_word(const float* from) {
+  float value;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void wait_a_moment() {}
+
 // ---- Shared memory -----------------------------------------------------------------------------
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {

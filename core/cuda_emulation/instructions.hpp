@@ -43,6 +43,13 @@ inline float log2_fast(float x) { return std::log2(x); }
 inline float reciprocal_fast(float x) { return 1.0F / x; }
 inline float exp2_fast(float x) { return x < -126.0F ? 0.0F : std::exp2(x); }
 
+// ---- Words that blocks pass to one another: blocks run one after another here
+// ----------------------
+
+inline void put_word(float* to, float value) { *to = value; }
+inline float peek_word(const float* from) { return *from; }
+inline void wait_a_moment() { emulation::yield(); }
+
 // ---- Shared memory -----------------------------------------------------------------------------
 
 inline std::uint32_t shared_address(const void* pointer) {

@@ -5,6 +5,7 @@
 // size.
 
 #include "core/cuda/instructions.hpp"
+#include "recurrence/cuda/source.hpp"
 
 namespace rankone::recurrence::cuda {
 

@@ -13,9 +13,11 @@ namespace rankone::recurrence {
 namespace cuda {
 namespace {
 
+// Without decays.
 ChunkScan chunk_scan(Context& context, const PreconditionCall& call) {
-  const std::int64_t chunks = call.rows.chunks * call.heads;
-  return {floats(context, chunks * call.d_k), floats(context, chunks)};
+  const std::int64_t windows = (call.rows.chunks + kScanWindow - 1) / kScanWindow;
+  const std::int64_t states = call.heads * call.d_k;
+  return {floats(context, call.rows.chunks * states), floats(context, windows * states)};
 }
 
 // Boundaries and the states between the chunks go to the arena.
@@ -23,7 +25,8 @@ PreconditionCall precondition_call(Context& context, const Sequences& sequences,
                                    const Precondition& in) {
   const PreconditionShape shape = shape_of(sequences, in);
   PreconditionCall call;
-  call.rows = rankone::cuda::device_rows(context, sequences, kPreconditionChunk);
+  call.rows = rankone::cuda::device_rows(context, sequences,
+                                         precondition_chunk_rows(in.k.dtype(), shape.d_k));
   call.heads = shape.heads;
   call.d_k = static_cast<int>(shape.d_k);
   call.kind = in.kind;
@@ -37,6 +40,7 @@ PreconditionCall precondition_call(Context& context, const Sequences& sequences,
   call.parameter = source_of(in.kind == PreconditionerKind::atk ? in.center : in.ridge);
   call.initial = pointer_of<const float>(in.initial);
   call.scan = chunk_scan(context, call);
+  call.scan.decays = floats(context, call.rows.chunks * call.heads);
   return call;
 }
 
@@ -49,7 +53,9 @@ void CudaBackend::precondition(Context& context, const Sequences& sequences,
   cuda::PreconditionCall call = cuda::precondition_call(context, sequences, inputs);
   call.out = cuda::sink_of(out.out);
   call.final = cuda::pointer_of<float>(out.final);
-  if (!context.planning()) cuda::launch_precondition(call, context.stream());
+  if (context.planning()) return;
+  cuda::launch_precondition_start(call, {}, call.initial, call.final, context.stream());
+  cuda::launch_precondition(call, context.stream());
 }
 
 void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,
@@ -71,9 +77,13 @@ void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,
   back.d_initial = cuda::pointer_of<float>(grads.initial);
   back.scan = cuda::chunk_scan(context, call);
   if (parameter.defined()) {
-    back.partials = cuda::floats(context, call.rows.chunks * call.heads * call.d_k);
+    back.partials = cuda::floats(context, call.rows.chunks * call.heads * (atk ? 1 : call.d_k));
   }
-  if (!context.planning()) cuda::launch_precondition_back(call, back, context.stream());
+  back.scan.decays = call.scan.decays;
+  if (context.planning()) return;
+  cuda::launch_precondition_start(call, back.scan, back.d_final, back.d_initial, context.stream());
+  cuda::launch_precondition(call, context.stream());
+  cuda::launch_precondition_back(call, back, context.stream());
 }
 
 }  // namespace rankone::recurrence

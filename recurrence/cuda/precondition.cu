@@ -1,332 +1,150 @@
-// The diagonal preconditioner: a scan over time for every channel, cut into chunks of 64 rows. A
-// block has a chunk of one head, its warps 8 or 16 rows each, a lane 4 or 8 channels. Three
-// kernels: what each chunk adds to the state; the states between the chunks; the rows. All sums
-// have one order, whatever runs when. The way back is the same twice: for A, then for dL/dA from
-// the end.
-
-#include "recurrence/cuda/precondition.hpp"
+// The diagonal preconditioner: a scan over time for every channel, cut into chunks of 128
+// or 64 rows. A block has a chunk of one head, its warps 32 rows each, a lane 4 or 8 channels. It
+// reads its rows once, into shared memory, and gets the state before them from the blocks before it
+// (precondition_scan.hpp).
 
 #include "recurrence/cuda/precondition_chunk.hpp"
-#include "recurrence/cuda/sums.hpp"
 
 namespace rankone::recurrence::cuda {
 namespace {
 
 using namespace precondition_chunk;
 
-template <class Format, int Vector, int Size>
-__global__ void __launch_bounds__(Cut<Size>::kThreads) sum_chunks(PreconditionCall call) {
-  const Chunk<Format, Vector, Size> chunk(call);
-  chunk.sum_rows();
-  chunk.put_sum(call.scan, chunk.shared.sums, false);
-}
+// ---- Before a scan -----------------------------------------------------------------------------
 
-constexpr int kAhead = 16;    // chunks that a thread of scan_chunks() has at a time
-constexpr int kSegments = 8;  // at most: of as many chunks each
+constexpr int kHeads = 32, kStrands = 16;  // of a block; a strand takes every sixteenth row
+constexpr int kStartThreads = kHeads * kStrands;
 
-// The states between the chunks of a sequence: a block takes a head, a column of threads a channel,
-// its rows of threads consecutive segments of chunks. From the last chunk to the first where it is
-// `reverse`. `initial` null: zero; `final` null: not wanted.
-__global__ void __launch_bounds__(1024)
-    scan_chunks(rankone::cuda::Rows rows, std::int64_t heads, int d_k, int width, ChunkScan scan,
-                const float* initial, float* final, bool reverse) {
-  const std::int64_t sequence = blockIdx.x / heads, head = blockIdx.x - sequence * heads;
-  const int segment = static_cast<int>(threadIdx.x) / width;
-  const int segments = static_cast<int>(blockDim.x) / width;
-  const int channel = static_cast<int>(threadIdx.x) - segment * width;
-  const bool any = channel < d_k;
-  auto* sums = reinterpret_cast<float*>(rankone::cuda::shared_memory());  // [segments, width]
-  float* decays = sums + segments * width;
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * d_k + channel;
-  const std::int64_t first = rows.first_chunk(sequence);
-  const std::int64_t count = rows.first_chunk(sequence + 1) - first;
-  float state = any && initial != nullptr ? initial[at] : 0.0F;
-  for (std::int64_t done = 0; done < count; done += segments * kAhead) {
-    const std::int64_t mine = done + segment * kAhead;
-    float sum[kAhead], decay[kAhead], total = 0.0F, through = 1.0F;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const bool here = any && mine + i < count;
-      const std::int64_t chunk = reverse ? first + count - 1 - mine - i : first + mine + i;
-      sum[i] = here ? scan.states[(chunk * heads + head) * d_k + channel] : 0.0F;
-      decay[i] = here ? scan.decays[chunk * heads + head] : 1.0F;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      total = decay[i] * total + sum[i];
-      through *= decay[i];
-    }
-    sums[segment * width + channel] = total;
-    decays[segment * width + channel] = through;
-    __syncthreads();
-    float before = state;  // the state before the chunks of this thread
-    for (int i = 0; i < segments; ++i) {
-      if (i == segment) before = state;
-      state = decays[i * width + channel] * state + sums[i * width + channel];
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (!any || mine + i >= count) break;
-      const std::int64_t chunk = reverse ? first + count - 1 - mine - i : first + mine + i;
-      scan.states[(chunk * heads + head) * d_k + channel] = before;
-      before = decay[i] * before + sum[i];
-    }
-    __syncthreads();
-  }
-  if (any && segment == 0 && final != nullptr) final[at] = state;
-}
-
-template <class Format, int Vector, int Size>
-__global__ void __launch_bounds__(Cut<Size>::kThreads) emit_rows(PreconditionCall call) {
-  const Chunk<Format, Vector, Size> chunk(call);
-  float state[Size], parameter[Size];
-  chunk.lane.load_row(state, call.scan.states + chunk.state_at());
-  chunk.load_parameter(parameter);
-  chunk.sum_rows();
-  chunk.start(state);
-  auto* out = static_cast<Format*>(call.out.data);
-#pragma unroll
-  for (int r = 0; r < Cut<Size>::kRows; ++r) {
-    if (r >= chunk.count) break;
-    float k[Size], target[Size];
-    chunk.target(target, r);
-    chunk.key(k, r);
-    chunk.step(state, r, k);
-#pragma unroll
-    for (int c = 0; c < Size; ++c) {
-      target[c] *= chunk.factor(state[c], parameter[c]).factor.value;
-    }
-    chunk.lane.store_row(out + chunk.key_at(r), target);
+__device__ void clear(float* words, std::int64_t count) {
+  const float none = rankone::cuda::bits_to_float(kUnpublished);
+  for (std::int64_t i = static_cast<int>(threadIdx.x); i < count; i += kStartThreads) {
+    words[i] = none;
   }
 }
 
-// ---- The way back ------------------------------------------------------------------------------
-
-// With lambda = dL/dA: what each chunk adds to the lambda before it.
-template <class Format, int Vector, int Size>
-__global__ void __launch_bounds__(Cut<Size>::kThreads)
-    sum_chunks_back(PreconditionCall call, PreconditionBack back) {
-  constexpr int kRows = Cut<Size>::kRows;
-  const Chunk<Format, Vector, Size> chunk(call);
-  typename Lane<Format, Vector, Size>::Row d_outs[kRows];
-  chunk.read_rows(d_outs, back.d_out);
-  float state[Size], parameter[Size], sum[Size] = {}, decay = 1.0F;
-  chunk.lane.load_row(state, call.scan.states + chunk.state_at());
-  chunk.load_parameter(parameter);
-  chunk.sum_rows();
-  chunk.start(state);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= chunk.count) break;
-    float k[Size], target[Size], d_out[Size];
-    chunk.target(target, r);
-    chunk.key(k, r);
-    chunk.lane.get(d_out, d_outs[r]);
-    chunk.step(state, r, k);
-    decay *= chunk.shared.decay[chunk.begin + r];
-#pragma unroll
-    for (int c = 0; c < Size; ++c) {
-      const float through = d_out[c] * target[c];
-      sum[c] += decay * (through * chunk.factor(state[c], parameter[c]).d_state.value);
+// A block takes some heads of a chunk: their decays, and nothing published in one scan or two. The
+// last blocks take the sequences: an empty one ends as it begins.
+__global__ void __launch_bounds__(kStartThreads)
+    start_scan(PreconditionCall call, ChunkScan other, const float* initial, float* final,
+               int tiles) {
+  const std::int64_t number = blockIdx.x / static_cast<unsigned>(tiles);
+  const std::int64_t states = call.heads * call.d_k;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (number >= call.rows.chunks) {
+    const std::int64_t sequence = blockIdx.x - call.rows.chunks * tiles;
+    if (call.rows.begin(sequence) != call.rows.end(sequence)) return;
+    for (std::int64_t i = thread; i < states; i += kStartThreads) {
+      final[sequence * states + i] = initial != nullptr ? initial[sequence * states + i] : 0.0F;
     }
+    return;
   }
-  chunk.lane.store_row(chunk.shared.reverse + chunk.warp * call.d_k, sum);
+  const std::int64_t first_head = (blockIdx.x - number * tiles) * kHeads;
+  const std::int64_t heads = call.heads - first_head < kHeads ? call.heads - first_head : kHeads;
+  const std::int64_t at = number * states + first_head * call.d_k, count = heads * call.d_k;
+  clear(call.scan.sums + at, count);
+  if (other.sums != nullptr) clear(other.sums + at, count);
+  if (number % kScanWindow == 0) {
+    const std::int64_t slot = number / kScanWindow * states + first_head * call.d_k;
+    clear(call.scan.windows + slot, count);
+    if (other.sums != nullptr) clear(other.windows + slot, count);
+  }
+
+  auto* products = reinterpret_cast<float*>(rankone::cuda::shared_memory());  // [strands, heads]
+  const ChunkPlace place(call.rows, call.rows.chunk, static_cast<int>(number));
+  const int strand = thread / kHeads, column = thread % kHeads;
+  constexpr int kMost = 128 / kStrands;  // rows of a strand
+  float g[kMost], decay = 1.0F;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int r = strand + i * kStrands;
+    const std::int64_t at_gate = (place.first + r) * call.heads + first_head + column;
+    g[i] = column < heads && r < place.count ? load(call.g, at_gate) : 0.0F;
+  }
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) decay *= std::exp(g[i]);
+  products[strand * kHeads + column] = decay;
   __syncthreads();
-  chunk.put_sum(back.scan, chunk.shared.reverse, true);
-}
-
-// lambda behind the rows of this warp, from lambda behind the chunk.
-template <class Format, int Vector, int Size>
-__device__ void start_back(const Chunk<Format, Vector, Size>& chunk, float (&lambda)[Size]) {
-  for (int after = Cut<Size>::kWarps - 1; after > chunk.warp; --after) {
-    float sum[Size];
-    chunk.lane.load_row(sum, chunk.shared.reverse + after * chunk.call.d_k);
-#pragma unroll
-    for (int c = 0; c < Size; ++c) lambda[c] = chunk.shared.decays[after] * lambda[c] + sum[c];
+  if (strand != 0 || column >= heads) return;
+  for (int other_strand = 1; other_strand < kStrands; ++other_strand) {
+    decay *= products[other_strand * kHeads + column];
   }
+  call.scan.decays[number * call.heads + first_head + column] = decay;
 }
 
-// Reverse step:
-//     lambda += d_out target dfactor/dA;   dtarget = d_out factor;   dparameter += ...
-//     dk^ = 2 b k^ lambda;   db = sum k^2 lambda;   dg = exp(g) sum lambda A_{t-1}
-//     lambda <- exp(g) lambda
-template <class Format, int Vector, int Size>
-__global__ void __launch_bounds__(Cut<Size>::kThreads)
-    emit_rows_back(PreconditionCall call, PreconditionBack back) {
-  constexpr int kWarps = Cut<Size>::kWarps, kRows = Cut<Size>::kRows;
-  const Chunk<Format, Vector, Size> chunk(call);
-  const Shared& shared = chunk.shared;
-  typename Lane<Format, Vector, Size>::Row d_outs[kRows];
-  chunk.read_rows(d_outs, back.d_out);
-  float state[Size], parameter[Size], lambda[Size], d_parameter[Size] = {}, sum[Size] = {};
-  float decay = 1.0F;
-  chunk.lane.load_row(state, call.scan.states + chunk.state_at());
-  chunk.lane.load_row(lambda, back.scan.states + chunk.state_at());
-  chunk.load_parameter(parameter);
+// ---- The states between the chunks alone ------------------------------------------------------
+
+template <class L>
+__global__ void __launch_bounds__(L::kThreads, 6) scan_states(PreconditionCall call) {
+  const Chunk<L> chunk(call, blockIdx.x);
+  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+  chunk.load_gates();
   chunk.sum_rows();
-  chunk.start(state);
+  chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, false);
+}
 
-  // Forward: dtarget, and what the reverse steps need: A_{t-1} and what each row adds to lambda.
-  float* history = shared.history + chunk.begin * call.d_k;
-  float* sources = shared.sources + chunk.begin * call.d_k;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= chunk.count) break;
-    float k[Size], target[Size], d_out[Size], source[Size];
-    chunk.target(target, r);
-    chunk.key(k, r);
-    chunk.lane.get(d_out, d_outs[r]);
-    chunk.lane.store_row(history + r * call.d_k, state);
-    chunk.step(state, r, k);
-    decay *= shared.decay[chunk.begin + r];
-#pragma unroll
-    for (int c = 0; c < Size; ++c) {
-      const auto at = chunk.factor(state[c], parameter[c]);
-      const float through = d_out[c] * target[c];
-      d_out[c] *= at.factor.value;
-      d_parameter[c] += through * at.d_parameter.value;
-      source[c] = through * at.d_state.value;
-      sum[c] += decay * source[c];
-    }
-    chunk.lane.store_row(sources + r * call.d_k, source);
-    if (back.d_target.data != nullptr) {
-      chunk.lane.store_row(static_cast<Format*>(back.d_target.data) + chunk.key_at(r), d_out);
-    }
-  }
-  chunk.lane.store_row(shared.reverse + chunk.warp * call.d_k, sum);
-  __syncthreads();
-  start_back(chunk, lambda);
+// ---- The rows ----------------------------------------------------------------------------------
 
-  float d_gain[kRows], d_decay[kRows], along[kRows];
+template <class L, bool Tied>
+__global__ void __launch_bounds__(L::kThreads, 6) emit_rows(PreconditionCall call) {
+  constexpr int kSize = L::kSize, kGroup = Chunk<L>::kGroup;
+  const Chunk<L> chunk(call, blockIdx.x);
+  typename Lane<L>::Row next[kGroup];  // rows of another target than k
+  if constexpr (!Tied) chunk.read_group(next, call.target, 0);
+  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+  chunk.load_gates();
+  chunk.sum_rows();
+  chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, true);
+  float state[kSize];
+  chunk.lane.load_row(state, chunk.shared.sums + chunk.warp * chunk.d_k);
+  chunk.with_factor([&](auto factor) {
+    auto* row = static_cast<typename L::Format*>(call.out.data) + chunk.first_at();
+#pragma unroll 1
+    for (int first = 0; first < chunk.count; first += kGroup) {
+      float decays[kGroup], gains[kGroup], targets[kGroup][kSize];
+      chunk.load_group(decays, chunk.shared.decay, first);
+      chunk.load_group(gains, chunk.shared.gain, first);
+      if constexpr (!Tied) {
 #pragma unroll
-  for (int r = kRows - 1; r >= 0; --r) {
-    d_gain[r] = d_decay[r] = along[r] = 0.0F;
-    if (r >= chunk.count) continue;
-    const float gain = shared.gain[chunk.begin + r];
-    float k[Size], before[Size], source[Size], d_key[Size];
-    chunk.key(k, r);
-    chunk.lane.load_row(before, history + r * call.d_k);
-    chunk.lane.load_row(source, sources + r * call.d_k);
-#pragma unroll
-    for (int c = 0; c < Size; ++c) {
-      lambda[c] += source[c];
-      d_key[c] = 2.0F * gain * k[c] * lambda[c];
-      d_gain[r] += k[c] * k[c] * lambda[c];
-      along[r] += k[c] * d_key[c];
-      lambda[c] *= shared.decay[chunk.begin + r];
-      d_decay[r] += lambda[c] * before[c];
-    }
-    chunk.lane.store_row(history + r * call.d_k, d_key);  // in the place of A_{t-1}
-  }
-  const int own = static_cast<int>(threadIdx.x) % 32 * kRows / 32;
-  const bool first = static_cast<int>(threadIdx.x) % (32 / kRows) == 0 && own < chunk.count;
-  const float of_gain = warp_sums(d_gain), of_decay = warp_sums(d_decay);
-  const float of_along = warp_sums(along);
-  if (first) {
-    store(back.d_b, chunk.gate_at(own), of_gain);
-    store(back.d_g, chunk.gate_at(own), of_decay);
-  }
-  if (back.d_k.data != nullptr) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float share = __shfl_sync(0xffffffffU, of_along, r * (32 / kRows));
-      if (r >= chunk.count) continue;
-      float d_key[Size];
-      chunk.lane.load_row(d_key, history + r * call.d_k);
-      if (call.normalize) {
-        const float inverse = shared.inverse_norm[chunk.begin + r];
-        float k[Size];
-        chunk.key(k, r);
-#pragma unroll
-        for (int c = 0; c < Size; ++c) d_key[c] = inverse * (d_key[c] - k[c] * share);
+        for (int i = 0; i < kGroup; ++i) chunk.lane.get(targets[i], next[i]);
+        chunk.read_group(next, call.target, first + kGroup);
       }
-      chunk.lane.store_row(static_cast<Format*>(back.d_k.data) + chunk.key_at(r), d_key);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        float k[kSize];
+        chunk.lane.load_row(k, chunk.key_row(first + i));
+#pragma unroll
+        for (int c = 0; c < kSize; ++c) {
+          state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+          k[c] = factor.value(state[c], c) * (Tied ? k[c] : targets[i][c]);
+        }
+        if (first + i < chunk.count) chunk.lane.store_row(row, k);
+        row += chunk.stride();
+      }
     }
-  }
-
-  if (back.partials == nullptr) return;
-  __syncthreads();
-  chunk.lane.store_row(shared.sums + chunk.warp * call.d_k, d_parameter);
-  __syncthreads();
-  for (int channel = static_cast<int>(threadIdx.x); channel < call.d_k;
-       channel += Cut<Size>::kThreads) {
-    float total = 0.0F;
-    for (int warp = 0; warp < kWarps; ++warp) total += shared.sums[warp * call.d_k + channel];
-    back.partials[chunk.state_at() + channel] = total;
-  }
-}
-
-void scan(const PreconditionCall& call, const ChunkScan& of, const float* initial, float* final,
-          bool reverse, void* stream) {
-  const int width = (call.d_k + 31) / 32 * 32;
-  const int segments = 1024 / width < kSegments ? 1024 / width : kSegments;
-  rankone::cuda::launch(scan_chunks, call.rows.sequences * call.heads, segments * width,
-                        static_cast<std::size_t>(2 * segments * width) * sizeof(float), stream,
-                        call.rows, call.heads, call.d_k, width, of, initial, final, reverse);
-}
-
-template <class Format, int Vector, int Size>
-void start(const PreconditionCall& call, void* stream) {
-  using Of = Cut<Size>;
-  const std::int64_t blocks = call.rows.chunks * call.heads;
-  const std::size_t shared = Shared::bytes(call.d_k, Of::kWarps, 0);
-  rankone::cuda::launch(sum_chunks<Format, Vector, Size>, blocks, Of::kThreads, shared, stream,
-                        call);
-  scan(call, call.scan, call.initial, call.final, false, stream);
-  if (call.out.data == nullptr) return;
-  rankone::cuda::launch(emit_rows<Format, Vector, Size>, blocks, Of::kThreads, shared, stream,
-                        call);
-}
-
-template <class Format, int Vector, int Size>
-void start_vjp(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
-  using Of = Cut<Size>;
-  const std::int64_t blocks = call.rows.chunks * call.heads;
-  const std::size_t shared = Shared::bytes(call.d_k, Of::kWarps, 0);
-  rankone::cuda::launch(sum_chunks<Format, Vector, Size>, blocks, Of::kThreads, shared, stream,
-                        call);
-  scan(call, call.scan, call.initial, nullptr, false, stream);
-  rankone::cuda::launch(sum_chunks_back<Format, Vector, Size>, blocks, Of::kThreads, shared, stream,
-                        call, back);
-  scan(call, back.scan, back.d_final, back.d_initial, true, stream);
-  rankone::cuda::launch(emit_rows_back<Format, Vector, Size>, blocks, Of::kThreads,
-                        Shared::bytes(call.d_k, Of::kWarps, 2), stream, call, back);
-  const bool atk = call.kind == PreconditionerKind::atk;
-  launch_sums(back.d_parameter, back.partials, call.rows.chunks, call.heads * call.d_k,
-              atk ? call.heads : call.heads * call.d_k, atk ? call.d_k : 1, 1.0F, stream);
-}
-
-// Calls run.template operator()<Format, Vector, Size>() with what fits the call.
-template <class Run>
-void choose(const PreconditionCall& call, bool words, Run&& run) {
-  const auto sized = [&](auto format) {
-    using Format = decltype(format);
-    if (!words) return run.template operator()<Format, 1, 8>();
-    if (call.d_k <= 128) return run.template operator()<Format, 4, 4>();
-    return run.template operator()<Format, 4, 8>();
-  };
-  switch (call.k.dtype) {
-    case Dtype::bf16:
-      return sized(bf16{});
-    case Dtype::f16:
-      return sized(f16{});
-    default:
-      return sized(0.0F);
-  }
+  });
 }
 
 }  // namespace
 
-void launch_precondition(const PreconditionCall& call, void* stream) {
-  choose(call, in_words(call.d_k, call.k, call.target, call.out),
-         [&]<class Format, int Vector, int Size>() { start<Format, Vector, Size>(call, stream); });
+void launch_precondition_start(const PreconditionCall& call, const ChunkScan& other,
+                               const float* initial, float* final, void* stream) {
+  const auto tiles = static_cast<int>((call.heads + kHeads - 1) / kHeads);
+  const bool empty = call.rows.boundaries != nullptr || call.rows.time == 0;
+  const std::int64_t sequences = final != nullptr && empty ? call.rows.sequences : 0;
+  rankone::cuda::launch(start_scan, call.rows.chunks * tiles + sequences, kStartThreads,
+                        kStartThreads * sizeof(float), stream, call, other, initial, final, tiles);
 }
 
-void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
-                              void* stream) {
-  choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
-         [&]<class Format, int Vector, int Size>() {
-           start_vjp<Format, Vector, Size>(call, back, stream);
+void launch_precondition(const PreconditionCall& call, void* stream) {
+  choose(call, in_words(call.d_k, call.k, call.target, call.out),
+         [&]<class Format, int Vector, int Size, bool Full, int Rows>() {
+           using L = Layout<Format, Vector, Size, Full, Rows, 32>;
+           const bool tied = call.target.data == call.k.data;
+           const auto kernel = call.out.data == nullptr ? scan_states<L>
+                               : tied                   ? emit_rows<L, true>
+                                                        : emit_rows<L, false>;
+           rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
+                                 Shared<L>::bytes(call.d_k, false), stream, call);
          });
 }
 

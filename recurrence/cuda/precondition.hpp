@@ -8,17 +8,22 @@
 
 namespace rankone::recurrence::cuda {
 
-inline constexpr int kPreconditionChunk = 64;  // rows
+// Rows of a chunk: so many that a block has room for what it keeps of them.
+inline int precondition_chunk_rows(Dtype dtype, std::int64_t d_k) {
+  return dtype != Dtype::f32 && d_k <= 128 ? 128 : 64;
+}
 
-// A scan in two levels: what each chunk of rows adds to the state and how far it lets an earlier
-// state decay, then the states between the chunks, in their order.
+inline constexpr int kScanWindow = 16;  // chunks from one published state to the next
+
+// A scan over chunks of rows: precondition_scan.hpp.
 struct ChunkScan {
-  float* states = nullptr;  // [chunks, H, K]: the sum of a chunk, then the state before it
-  float* decays = nullptr;  // [chunks, H]
+  float* sums = nullptr;     // [chunks, H, K]: what a chunk adds
+  float* windows = nullptr;  // [chunks / kScanWindow rounded up, H, K]: states behind windows
+  float* decays = nullptr;   // [chunks, H]: how far a chunk lets an earlier state decay
 };
 
 struct PreconditionCall {
-  rankone::cuda::Rows rows;  // chunks of kPreconditionChunk
+  rankone::cuda::Rows rows;  // in chunks of precondition_chunk_rows()
   std::int64_t heads = 0;    // H
   int d_k = 0;
   PreconditionerKind kind = PreconditionerKind::atk;
@@ -39,10 +44,17 @@ struct PreconditionBack {
   Sink d_k, d_target, d_g, d_b, d_parameter;
   float* d_initial = nullptr;
   ChunkScan scan;             // of dL/dA, from the last chunk to the first
-  float* partials = nullptr;  // [chunks, H, K]; null: the parameter has no gradient
+  float* partials = nullptr;  // [chunks, H] or [chunks, H, K]; null: the parameter has no gradient
 };
 
+// Fills call.scan.decays and clears the rest of call.scan and of `other` (where it is there). Where
+// `final` is wanted it is written for sequences without rows: `initial`, or zero.
+void launch_precondition_start(const PreconditionCall& call, const ChunkScan& other,
+                               const float* initial, float* final, void* stream);
+// After launch_precondition_start(). Leaves in call.scan what gives the state before each chunk;
+// rows only where `out` is there.
 void launch_precondition(const PreconditionCall& call, void* stream);
+// After launch_precondition(). back.scan.decays are those of call.scan.
 void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
                               void* stream);
 

@@ -1,51 +1,68 @@
 #pragma once
 
 // A chunk of rows of the preconditioner's scan, as a block of threads holds it: part of
-// precondition.cu.
+// precondition.cu and precondition_back.cu.
 
 #include "recurrence/axes/preconditioner.hpp"
 #include "recurrence/cuda/array.hpp"
-#include "recurrence/cuda/fast_float.hpp"
-#include "recurrence/cuda/precondition.hpp"
+#include "recurrence/cuda/precondition_factor.hpp"
+#include "recurrence/cuda/precondition_scan.hpp"
 
 namespace rankone::recurrence::cuda::precondition_chunk {
 
-// Warps of a block for Size channels in a lane: so many that the rows of a warp fit its registers.
-template <int Size>
-struct Cut {
-  static constexpr int kWarps = Size == 4 ? 4 : 8;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRows = kPreconditionChunk / kWarps;  // of a warp
+// How channels lie in the lanes of a warp: Vector of them from (part * 32 + lane) * Vector on, for
+// each part, Size in all. Full: every lane has all of them. A block has a chunk, its warps Rows
+// rows each.
+template <class F, int V, int S, bool Whole, int Chunk, int Rows>
+struct Layout {
+  using Format = F;
+  static constexpr int kVector = V, kSize = S;
+  static constexpr bool kFull = Whole;
+  static constexpr int kChunk = Chunk, kRows = Rows;
+  static constexpr int kWarps = Chunk / Rows, kThreads = kWarps * 32;
+  // d_k, known at compile time where it can be.
+  __device__ static int width(int d_k) { return Whole ? 32 * S : d_k; }
 };
 
-// Shared memory of a block: gates of its rows, and what its warps tell each other.
+// Shared memory of a block: its keys as they lie in memory, gates of its rows, and what its warps
+// tell each other.
+template <class L>
 struct Shared {
-  float *decay, *gain, *inverse_norm;  // [64]
-  float* decays;                       // [warps], of the rows of a warp together
-  float* sums;                         // [warps, K]
-  float* reverse;                      // [warps, K]: sums of dL/dA
-  float *history, *sources;            // [64, K]
+  using Format = typename L::Format;
+  Format* keys;           // [kChunk, K]
+  float* decay;           // [kChunk] exp(g)
+  float* gain;            // [kChunk] b / |k|^2: of the raw key
+  float* square_inverse;  // [kChunk] 1 / |k|^2, 1 where keys are not normalised
+  float* decays;          // [warps], of the rows of a warp together
+  float* window;          // [2, kScanWindow]: of chunks, on the way there and back
+  float* sums;            // [warps, K]: what a warp adds, then the state before it
+  float* reverse;         // [warps, K]: the same of dL/dA
+  float* history;         // [kChunk, K]: A before each row
 
-  static std::size_t bytes(int d_k, int warps, int kept) {
-    const auto rows = static_cast<std::size_t>(2 * warps + kept * kPreconditionChunk);
-    return (3 * kPreconditionChunk + 8 + rows * static_cast<std::size_t>(d_k)) * sizeof(float);
+  static std::size_t bytes(int d_k, bool back) {
+    const std::size_t rows = back ? 2 * L::kWarps + L::kChunk : L::kWarps;
+    const auto width = static_cast<std::size_t>(d_k);
+    return L::kChunk * width * sizeof(Format) +
+           (3 * L::kChunk + 8 + 2 * kScanWindow + rows * width) * sizeof(float);
   }
-  __device__ Shared(int d_k, int warps) {
-    auto* memory = reinterpret_cast<float*>(rankone::cuda::shared_memory());
-    decay = memory;
-    gain = decay + kPreconditionChunk;
-    inverse_norm = gain + kPreconditionChunk;
-    decays = inverse_norm + kPreconditionChunk;
-    sums = decays + 8;
-    reverse = sums + warps * d_k;
-    history = reverse + warps * d_k;
-    sources = history + kPreconditionChunk * d_k;
+  __device__ explicit Shared(int d_k) {
+    keys = reinterpret_cast<Format*>(rankone::cuda::shared_memory());
+    decay = reinterpret_cast<float*>(keys + L::kChunk * d_k);
+    gain = decay + L::kChunk;
+    square_inverse = gain + L::kChunk;
+    decays = square_inverse + L::kChunk;
+    window = decays + 8;
+    sums = window + 2 * kScanWindow;
+    reverse = sums + L::kWarps * d_k;
+    history = reverse + L::kWarps * d_k;
   }
 };
 
-// The channels of a lane: Vector of them from (part * 32 + lane) * Vector on, for each part.
-template <class Format, int Vector, int Size>
+// The channels of a lane.
+template <class L>
 struct Lane {
+  using Format = typename L::Format;
+  static constexpr int Vector = L::kVector, Size = L::kSize;
   int d_k;
 
   struct Row {  // as it lies in memory
@@ -55,20 +72,21 @@ struct Lane {
   __device__ int channel(int part) const {
     return (part * 32 + static_cast<int>(threadIdx.x) % 32) * Vector;
   }
+  __device__ bool has(int channel) const { return L::kFull || channel < d_k; }
   template <class Body>
   __device__ __forceinline__ void parts(Body&& body) const {
 #pragma unroll
     for (int part = 0; part < Size / Vector; ++part) {
       const int at = channel(part);
-      if (at < d_k) body(part * Vector, at);
+      if (has(at)) body(part * Vector, at);
     }
   }
-  // Zero where the lane has no channel, and everywhere where there is no row.
-  __device__ __forceinline__ void read(Row& to, const Format* row, bool any) const {
+  // Zero where the lane has no channel.
+  __device__ __forceinline__ void read(Row& to, const Format* row) const {
 #pragma unroll
     for (int part = 0; part < Size / Vector; ++part) {
       const int at = channel(part);
-      if (any && at < d_k) {
+      if (has(at)) {
         to.words[part].read(row + at);
       } else {
         to.words[part].clear();
@@ -84,6 +102,7 @@ struct Lane {
       for (int j = 0; j < Vector; ++j) to[part * Vector + j] = some[j];
     }
   }
+  // Zero where the lane has no channel.
   template <class From>
   __device__ __forceinline__ void load_row(float (&to)[Size], const From* row) const {
 #pragma unroll
@@ -106,154 +125,259 @@ struct Lane {
   }
 };
 
-// What a block works on. `rows` of a warp are its keys, all in registers from the beginning.
-template <class Format, int Vector, int Size>
+// What a block works on. A row that the chunk lacks is one of zeros that adds and decays nothing.
+template <class L>
 struct Chunk {
-  static constexpr int kWarps = Cut<Size>::kWarps, kRows = Cut<Size>::kRows;
-  using Row = typename Lane<Format, Vector, Size>::Row;
+  using Format = typename L::Format;
+  static constexpr int Vector = L::kVector, Size = L::kSize;
+  static constexpr int kWarps = L::kWarps, kRows = L::kRows;
+  static constexpr int kGroup = 4;  // rows whose gates are read together
+  using Row = typename Lane<L>::Row;
 
   const PreconditionCall& call;
-  Shared shared;
-  Lane<Format, Vector, Size> lane;
-  rankone::cuda::Span span;
-  std::int64_t number, head;
+  int d_k;
+  Shared<L> shared;
+  Lane<L> lane;
+  int number, heads, head;
+  ChunkPlace place;
   int warp, begin, count;  // rows of the warp, within the chunk
-  Row keys[kRows];
 
-  __device__ __forceinline__ explicit Chunk(const PreconditionCall& of)
-      : call(of), shared(of.d_k, kWarps), lane{of.d_k} {
-    number = blockIdx.x / call.heads;
-    head = blockIdx.x - number * call.heads;
-    span = call.rows.span(number);
+  // Of the block with this number, heads innermost. The keys are on their way when it returns.
+  __device__ __forceinline__ Chunk(const PreconditionCall& of, unsigned block)
+      : call(of),
+        d_k(L::width(of.d_k)),
+        shared(d_k),
+        lane{d_k},
+        number(static_cast<int>(block / static_cast<unsigned>(of.heads))),
+        heads(static_cast<int>(of.heads)),
+        head(
+            static_cast<int>(block - static_cast<unsigned>(number) * static_cast<unsigned>(heads))),
+        place(of.rows, L::kChunk, number) {
     warp = static_cast<int>(threadIdx.x) / 32;
     begin = warp * kRows;
-    count = span.count - begin < kRows ? span.count - begin : kRows;
-    read_rows(keys, call.k);
-    load_gates();
-    load_norms();
+    count = place.count - begin < kRows ? place.count - begin : kRows;
+    copy_keys();
   }
 
-  __device__ std::int64_t gate_at(int r) const {
-    return (span.first + begin + r) * call.heads + head;
-  }
-  __device__ std::int64_t key_at(int r) const { return gate_at(r) * call.d_k; }
-  __device__ std::int64_t state_at() const {
-    return static_cast<std::int64_t>(blockIdx.x) * call.d_k;
-  }
+  __device__ std::int64_t gate_at(int r) const { return (place.first + begin + r) * heads + head; }
+  // The place of the first row of the warp in a tensor like k, and elements from row to row.
+  __device__ std::int64_t first_at() const { return gate_at(0) * d_k; }
+  __device__ std::int64_t stride() const { return static_cast<std::int64_t>(heads) * d_k; }
+  __device__ const Format* key_row(int r) const { return shared.keys + (begin + r) * d_k; }
 
-  __device__ __forceinline__ void read_rows(Row (&to)[kRows], const Source& from) const {
-    const auto* rows = static_cast<const Format*>(from.data);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) lane.read(to[r], rows + key_at(r), r < count);
-  }
-  // A row of the warp in registers already, or the one in memory.
-  __device__ __forceinline__ void target(float (&to)[Size], int r) const {
-    if (call.target.data == call.k.data) {
-      lane.get(to, keys[r]);
-    } else {
-      lane.load_row(to, static_cast<const Format*>(call.target.data) + key_at(r));
-    }
-  }
-
-  __device__ void load_gates() const {
-    const int r = static_cast<int>(threadIdx.x) % 32;
-    if (r < count) {
-      shared.decay[begin + r] = std::exp(load(call.g, gate_at(r)));
-      shared.gain[begin + r] = load(call.b, gate_at(r), 1.0F);
-    }
-  }
-  __device__ __forceinline__ void load_norms() const {
-    float inverse = 1.0F;
-    if (call.normalize) {
-      float squares[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float k[Size];
-        lane.get(k, keys[r]);
-        squares[r] = 0.0F;
-#pragma unroll
-        for (int c = 0; c < Size; ++c) squares[r] += k[c] * k[c];
+  __device__ __forceinline__ void copy_keys() const {
+    const auto* from = static_cast<const Format*>(call.k.data) + first_at();
+    Format* const to = shared.keys + begin * d_k;
+    const int own = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (Vector == 1) {
+      for (int i = own; i < kRows * d_k; i += 32) {
+        const int r = i / d_k;
+        to[i] = r < count ? from[r * stride() + (i - r * d_k)] : Format{};
       }
-      inverse = 1.0F / std::sqrt(warp_sums(squares) + 1e-6F);
+    } else {
+      constexpr int kWord = 16 / static_cast<int>(sizeof(Format));  // elements
+      const int words = L::kFull ? 32 * Size / kWord : d_k / kWord;
+#pragma unroll 4
+      for (int i = own; i < kRows * words; i += 32) {
+        const int r = i / words, at = (i - r * words) * kWord;
+        rankone::cuda::copy_16(to + r * d_k + at, from + r * stride() + at, r < count);
+      }
+      rankone::cuda::copy_commit();
     }
-    shared.inverse_norm[begin + static_cast<int>(threadIdx.x) % 32 * kRows / 32] = inverse;
+  }
+  __device__ __forceinline__ static void await_keys() {
+    if constexpr (Vector != 1) rankone::cuda::copy_wait<0>();
     __syncwarp();
   }
 
-  // k^ of a row of the warp.
-  __device__ __forceinline__ void key(float (&k)[Size], int r) const {
-    lane.get(k, keys[r]);
-    const float inverse = shared.inverse_norm[begin + r];
+  // Rows of a tensor like k; zero where there are no more.
+  __device__ __forceinline__ void read_group(Row (&to)[kGroup], const Source& from,
+                                             int first) const {
+    const auto* rows = static_cast<const Format*>(from.data) + first_at();
 #pragma unroll
-    for (int c = 0; c < Size; ++c) k[c] *= inverse;
+    for (int i = 0; i < kGroup; ++i) {
+      to[i] = Row{};
+      if (first + i < count) lane.read(to[i], rows + (first + i) * stride());
+    }
   }
-  __device__ __forceinline__ void step(float (&state)[Size], int r, const float (&k)[Size]) const {
-    const float decay = shared.decay[begin + r], gain = shared.gain[begin + r];
+
+  // Gates and norms of the rows, in shared memory. The warp may look at its keys afterwards.
+  __device__ __forceinline__ void load_gates() const {
+    const int r = static_cast<int>(threadIdx.x) % 32;
+    float decay = 1.0F, gain = 0.0F, inverse = 1.0F;
+    if (r < count && r < kRows) {
+      decay = std::exp(load(call.g, gate_at(r)));
+      gain = load(call.b, gate_at(r), 1.0F);
+    }
+    await_keys();
+    if (call.normalize) {
+      float squares[kRows];
 #pragma unroll
-    for (int c = 0; c < Size; ++c) state[c] = precondition_step(state[c], decay, gain, k[c]);
+      for (int i = 0; i < kRows; ++i) {
+        float k[Size];
+        lane.load_row(k, key_row(i));
+        squares[i] = 0.0F;
+#pragma unroll
+        for (int c = 0; c < Size; ++c) squares[i] += k[c] * k[c];
+      }
+      inverse = 1.0F / (warp_sums(squares) + 1e-6F);
+      if constexpr (kRows < 32) {
+        inverse = __shfl_sync(0xffffffffU, inverse, r * (32 / kRows) % 32);
+      }
+    }
+    if (r < kRows) {
+      shared.decay[begin + r] = decay;
+      shared.gain[begin + r] = gain * inverse;
+      shared.square_inverse[begin + r] = inverse;
+    }
+    __syncwarp();
+  }
+
+  // Four gates of rows of the warp.
+  __device__ __forceinline__ void load_group(float (&to)[kGroup], const float* from, int r) const {
+    load(to, from + begin + r);
+  }
+
+  __device__ __forceinline__ void load_gate(float (&to)[kRows], const float* from) const {
+#pragma unroll
+    for (int first = 0; first < kRows; first += kGroup) {
+      float group[kGroup];
+      load_group(group, from, first);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) to[first + i] = group[i];
+    }
   }
 
   // What the rows of each warp add to the state, and their decay, in shared memory.
   __device__ __forceinline__ void sum_rows() const {
-    float state[Size] = {}, decay = 1.0F;
+    float state[Size] = {}, through = 1.0F;
+#pragma unroll 2
+    for (int first = 0; first < kRows; first += kGroup) {
+      float decays[kGroup], gains[kGroup];
+      load_group(decays, shared.decay, first);
+      load_group(gains, shared.gain, first);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= count) break;
-      float k[Size];
-      key(k, r);
-      step(state, r, k);
-      decay *= shared.decay[begin + r];
+      for (int i = 0; i < kGroup; ++i) {
+        float k[Size];
+        lane.load_row(k, key_row(first + i));
+#pragma unroll
+        for (int c = 0; c < Size; ++c) {
+          state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+        }
+        through *= decays[i];
+      }
     }
-    lane.store_row(shared.sums + warp * call.d_k, state);
-    if (threadIdx.x % 32 == 0) shared.decays[warp] = decay;
+    lane.store_row(shared.sums + warp * d_k, state);
+    if (threadIdx.x % 32 == 0) shared.decays[warp] = through;
     __syncthreads();
   }
 
-  // The state before the rows of this warp (all warps have been at sum_rows()), from the one before
-  // the chunk.
-  __device__ __forceinline__ void start(float (&state)[Size]) const {
-    for (int before = 0; before < warp; ++before) {
-      float sum[Size];
-      lane.load_row(sum, shared.sums + before * call.d_k);
+  // What the block adds to a channel, from `sums` of its warps in the direction of the scan: with
+  // what is left of `state`.
+  __device__ __forceinline__ float fold(const float* sums, int channel, bool reverse,
+                                        float state) const {
 #pragma unroll
-      for (int c = 0; c < Size; ++c) state[c] = shared.decays[before] * state[c] + sum[c];
+    for (int i = 0; i < kWarps; ++i) {
+      const int from = reverse ? kWarps - 1 - i : i;
+      state = shared.decays[from] * state + sums[from * d_k + channel];
+    }
+    return state;
+  }
+  // Puts the state before each warp in the place of what it adds.
+  __device__ __forceinline__ void spread(float* sums, int channel, bool reverse,
+                                         float state) const {
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const int from = reverse ? kWarps - 1 - i : i;
+      float& slot = sums[from * d_k + channel];
+      const float sum = slot;
+      slot = state;
+      state = shared.decays[from] * state + sum;
     }
   }
-
-  __device__ PreconditionFactor<FastFloat> factor(float state, float parameter) const {
-    return precondition_factor<FastFloat>(call.kind, state, parameter, call.log_x, call.eps);
+  __device__ std::int64_t sequence_state(int channel) const {
+    return (static_cast<std::int64_t>(place.sequence) * heads + head) * d_k + channel;
   }
-  // center or ridge; 1 where the lane has no channel
-  __device__ void load_parameter(float (&parameter)[Size]) const {
-    const bool atk = call.kind == PreconditionerKind::atk;
+
+  __device__ LookBack look_back(const ChunkScan& scan, bool reverse) const {
+    return {scan, place, reverse, d_k, heads, head};
+  }
+  __device__ float* window(bool reverse) const {
+    return shared.window + (reverse ? kScanWindow : 0);
+  }
+
+  // Publishes what the block adds, waits for what comes before it and leaves the state before each
+  // warp in `sums`. `initial` null: zero; `final` null: not wanted. Where rows are not `wanted`, no
+  // more is done than others and `final` need.
+  __device__ __forceinline__ void join(const ChunkScan& scan, float* sums, bool reverse,
+                                       const float* initial, float* final, bool wanted) const {
+    const LookBack back = look_back(scan, reverse);
+    const float* decays = window(reverse);
+    const bool ends = back.index == place.chunks - 1;
+#pragma unroll 1
+    for (int channel = static_cast<int>(threadIdx.x); channel < d_k; channel += L::kThreads) {
+      const std::int64_t at = sequence_state(channel);
+      float state = back.starts() && initial != nullptr ? initial[at] : 0.0F;
+      float sum = fold(sums, channel, reverse, state);
+      back.publish_sum(channel, sum);
+      if (!wanted && !back.ends_window() && !(ends && final != nullptr)) continue;
+      if (!back.starts()) {
+        state = back.before(channel, decays);
+        sum += decays[back.index % kScanWindow] * state;
+      }
+      back.publish_state(channel, sum);
+      if (ends && final != nullptr) final[at] = sum;
+      if (wanted) spread(sums, channel, reverse, state);
+    }
+    __syncthreads();
+  }
+
+  // Calls body(factor) with the factor of the call's kind.
+  template <class Body>
+  __device__ __forceinline__ void with_factor(Body&& body) const {
+    if (call.kind == PreconditionerKind::atk) {
+      body(AtkFactor(load(call.parameter, head), call));
+      return;
+    }
+    AtqFactor<Size> factor;
 #pragma unroll
-    for (int c = 0; c < Size; ++c) parameter[c] = 1.0F;
+    for (float& ridge : factor.ridge) ridge = 1.0F;
     lane.parts([&](int i, int at) {
+      float some[Vector];
+      load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + at);
 #pragma unroll
-      for (int j = 0; j < Vector; ++j) {
-        parameter[i + j] = load(call.parameter, atk ? head : head * call.d_k + at + j);
-      }
+      for (int j = 0; j < Vector; ++j) factor.ridge[i + j] = some[j];
     });
-  }
-
-  // Sums of the warps [kWarps, K] and their decays become the sum of the chunk; from the last warp
-  // to the first where it is `reverse`.
-  __device__ void put_sum(const ChunkScan& scan, const float* sums, bool reverse) const {
-    for (int channel = static_cast<int>(threadIdx.x); channel < call.d_k;
-         channel += Cut<Size>::kThreads) {
-      float sum = 0.0F;
-      for (int i = 0; i < kWarps; ++i) {
-        const int from = reverse ? kWarps - 1 - i : i;
-        sum = shared.decays[from] * sum + sums[from * call.d_k + channel];
-      }
-      scan.states[state_at() + channel] = sum;
-    }
-    if (threadIdx.x == 0) {
-      float decay = 1.0F;
-      for (int i = 0; i < kWarps; ++i) decay *= shared.decays[i];
-      scan.decays[blockIdx.x] = decay;
-    }
+    body(factor);
   }
 };
+
+// ---- Host side ---------------------------------------------------------------------------------
+
+// Calls run.template operator()<Format, Vector, Size, Full, Chunk>() with what fits the call.
+template <class Run>
+void choose(const PreconditionCall& call, bool words, Run&& run) {
+  if (call.kind == PreconditionerKind::atq) words = words && in_words(call.d_k, call.parameter);
+  const auto sized = [&](auto format) {
+    using Format = decltype(format);
+    if constexpr (sizeof(Format) == 2) {
+      if (call.d_k <= 128) {
+        if (!words) return run.template operator()<Format, 1, 4, false, 128>();
+        if (call.d_k < 128) return run.template operator()<Format, 4, 4, false, 128>();
+        return run.template operator()<Format, 4, 4, true, 128>();
+      }
+    }
+    if (!words) return run.template operator()<Format, 1, 8, false, 64>();
+    return run.template operator()<Format, 4, 8, false, 64>();
+  };
+  switch (call.k.dtype) {
+    case Dtype::bf16:
+      return sized(bf16{});
+    case Dtype::f16:
+      return sized(f16{});
+    default:
+      return sized(0.0F);
+  }
+}
 
 }  // namespace rankone::recurrence::cuda::precondition_chunk

@@ -1,0 +1,203 @@
+// The way back of the diagonal preconditioner: the scan of A again, for the state before each
+// chunk, then dL/dA scanned from the end, in one kernel with everything that is made of it.
+
+#include "recurrence/cuda/precondition_chunk.hpp"
+#include "recurrence/cuda/sums.hpp"
+
+namespace rankone::recurrence::cuda {
+namespace {
+
+using namespace precondition_chunk;
+
+// The state of A before each warp, from what launch_precondition() left.
+template <class L>
+__device__ __forceinline__ void join_states(const Chunk<L>& chunk) {
+  const PreconditionCall& call = chunk.call;
+  const LookBack back = chunk.look_back(call.scan, false);
+#pragma unroll 1
+  for (int channel = static_cast<int>(threadIdx.x); channel < chunk.d_k; channel += L::kThreads) {
+    float state = 0.0F;
+    if (!back.starts()) {
+      state = back.before(channel, chunk.window(false));
+    } else if (call.initial != nullptr) {
+      state = call.initial[chunk.sequence_state(channel)];
+    }
+    chunk.spread(chunk.shared.sums, channel, false, state);
+  }
+  __syncthreads();
+}
+
+// The gradient of the parameter, of this chunk: from the rows of the warps that lie in `sums`.
+template <class L>
+__device__ __forceinline__ void put_partials(const Chunk<L>& chunk, const PreconditionBack& back) {
+  if (back.partials == nullptr) return;
+  const PreconditionCall& call = chunk.call;
+  const std::int64_t at = static_cast<std::int64_t>(chunk.number) * chunk.heads + chunk.head;
+  float* const sums = chunk.shared.sums;
+  const bool atk = call.kind == PreconditionerKind::atk;
+  for (int channel = static_cast<int>(threadIdx.x); channel < chunk.d_k; channel += L::kThreads) {
+    float total = 0.0F;
+    for (int warp = 0; warp < L::kWarps; ++warp) total += sums[warp * chunk.d_k + channel];
+    if (atk) {
+      sums[channel] = total;
+    } else {
+      back.partials[at * chunk.d_k + channel] = total;
+    }
+  }
+  if (!atk) return;
+  __syncthreads();
+  if (chunk.warp != 0) return;
+  float total = 0.0F;
+  for (int channel = static_cast<int>(threadIdx.x); channel < chunk.d_k; channel += 32) {
+    total += sums[channel];
+  }
+  total = warp_sum(total);
+  if (threadIdx.x == 0) back.partials[at] = total;
+}
+
+// With lambda = dL/dA and k^ = k / |k|, in reverse order:
+//     lambda += d_out target dfactor/dA;   dtarget = d_out factor;   dparameter += ...
+//     dk^ = 2 b k^ lambda;   db = sum k^^2 lambda;   dg = exp(g) sum lambda A_{t-1}
+//     lambda <- exp(g) lambda
+// and, through the norm, dk = (2 b / |k|^2) k (lambda - db).
+// The blocks have half as many rows for a warp as those of the way there.
+template <class Format, int Vector, int Size, bool Full, int Rows>
+struct BackLayout : Layout<Format, Vector, Size, Full, Rows, 16> {
+  static constexpr int kBlocks = Size == 4 ? 2 : 1;  // on a multiprocessor: what registers allow
+};
+
+template <class L, bool Tied>
+__global__ void __launch_bounds__(L::kThreads, L::kBlocks)
+    emit_rows_back(PreconditionCall call, PreconditionBack back) {
+  constexpr int kRows = L::kRows, kSize = L::kSize, kGroup = Chunk<L>::kGroup;
+  using Format = typename L::Format;
+  // The last chunks first: the others wait for them.
+  const Chunk<L> chunk(call, gridDim.x - 1 - blockIdx.x);
+  const auto& shared = chunk.shared;
+  typename Lane<L>::Row d_next[kGroup], next[kGroup];
+  chunk.read_group(d_next, back.d_out, 0);
+  if constexpr (!Tied) chunk.read_group(next, call.target, 0);
+  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+  chunk.look_back(back.scan, true).load_decays(chunk.window(true));
+  chunk.load_gates();
+  chunk.sum_rows();
+  join_states(chunk);
+
+  // In `lambdas` what each row adds (nothing where the chunk lacks it), then lambda from zero
+  // behind the rows of this warp.
+  float lambdas[kRows][kSize], state[kSize], d_parameter[kSize] = {};
+  chunk.lane.load_row(state, shared.sums + chunk.warp * chunk.d_k);
+  chunk.with_factor([&](auto factor) {
+    auto* const to = static_cast<Format*>(back.d_target.data);
+    const std::int64_t at = chunk.first_at(), stride = chunk.stride();
+    const int stored = to != nullptr ? chunk.count : 0;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kGroup) {
+      float decays[kGroup], gains[kGroup], targets[kGroup][kSize], d_targets[kGroup][kSize];
+      chunk.load_group(decays, shared.decay, first);
+      chunk.load_group(gains, shared.gain, first);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        chunk.lane.get(d_targets[i], d_next[i]);
+        if constexpr (!Tied) chunk.lane.get(targets[i], next[i]);
+      }
+      if (first + kGroup < kRows) {
+        chunk.read_group(d_next, back.d_out, first + kGroup);
+        if constexpr (!Tied) chunk.read_group(next, call.target, first + kGroup);
+      }
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const int r = first + i;
+        float k[kSize];
+        chunk.lane.load_row(k, chunk.key_row(r));
+        chunk.lane.store_row(shared.history + (chunk.begin + r) * chunk.d_k, state);
+#pragma unroll
+        for (int c = 0; c < kSize; ++c) {
+          state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+          factor.back(state[c], c, Tied ? k[c] : targets[i][c], d_targets[i][c], lambdas[r][c],
+                      d_parameter[c]);
+        }
+        if (r < stored) chunk.lane.store_row(to + at + r * stride, d_targets[i]);
+      }
+    }
+  });
+  float decay[kRows];
+  chunk.load_gate(decay, shared.decay);
+#pragma unroll
+  for (int r = kRows - 2; r >= 0; --r) {
+#pragma unroll
+    for (int c = 0; c < kSize; ++c) lambdas[r][c] += decay[r + 1] * lambdas[r + 1][c];
+  }
+  float before[kSize];
+#pragma unroll
+  for (int c = 0; c < kSize; ++c) before[c] = decay[0] * lambdas[0][c];
+  chunk.lane.store_row(shared.reverse + chunk.warp * chunk.d_k, before);
+  chunk.lane.store_row(shared.sums + chunk.warp * chunk.d_k, d_parameter);
+  __syncthreads();
+  chunk.join(back.scan, shared.reverse, true, back.d_final, back.d_initial, true);
+
+  float behind[kSize], through = 1.0F;
+  chunk.lane.load_row(behind, shared.reverse + chunk.warp * chunk.d_k);
+  constexpr int kBatch = 8;  // rows whose sums over channels are taken together
+#pragma unroll
+  for (int first = kRows - kBatch; first >= 0; first -= kBatch) {
+    float d_gain[kBatch], d_decay[kBatch];
+#pragma unroll
+    for (int i = kBatch - 1; i >= 0; --i) {
+      const int r = first + i;
+      float k[kSize], earlier[kSize];
+      chunk.lane.load_row(k, chunk.key_row(r));
+      chunk.lane.load_row(earlier, shared.history + (chunk.begin + r) * chunk.d_k);
+      d_gain[i] = d_decay[i] = 0.0F;
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) {
+        lambdas[r][c] += through * behind[c];
+        d_gain[i] += k[c] * (k[c] * lambdas[r][c]);
+        d_decay[i] += lambdas[r][c] * earlier[c];
+      }
+      through *= decay[r];
+    }
+    constexpr int kLanes = 32 / kBatch;  // of a row
+    const int own = first + static_cast<int>(threadIdx.x) % 32 / kLanes;
+    const float of_gain = warp_sums(d_gain) * shared.square_inverse[chunk.begin + own];
+    const float of_decay = warp_sums(d_decay) * shared.decay[chunk.begin + own];
+    if (static_cast<int>(threadIdx.x) % kLanes == 0 && own < chunk.count) {
+      store(back.d_b, chunk.gate_at(own), of_gain);
+      store(back.d_g, chunk.gate_at(own), of_decay);
+    }
+    if (back.d_k.data == nullptr) continue;
+    auto* const row = static_cast<Format*>(back.d_k.data) + chunk.first_at();
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float along = __shfl_sync(0xffffffffU, of_gain, i * kLanes);
+      const int r = first + i;
+      const float twice = 2.0F * shared.gain[chunk.begin + r];
+      const float radial = call.normalize ? twice * along : 0.0F;
+      float k[kSize];
+      chunk.lane.load_row(k, chunk.key_row(r));
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) k[c] *= twice * lambdas[r][c] - radial;
+      if (r < chunk.count) chunk.lane.store_row(row + r * chunk.stride(), k);
+    }
+  }
+  put_partials(chunk, back);
+}
+
+}  // namespace
+
+void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
+                              void* stream) {
+  choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
+         [&]<class Format, int Vector, int Size, bool Full, int Rows>() {
+           using L = BackLayout<Format, Vector, Size, Full, Rows>;
+           const bool tied = call.target.data == call.k.data;
+           const auto kernel = tied ? emit_rows_back<L, true> : emit_rows_back<L, false>;
+           rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
+                                 Shared<L>::bytes(call.d_k, true), stream, call, back);
+         });
+  const bool atk = call.kind == PreconditionerKind::atk;
+  const std::int64_t groups = atk ? call.heads : call.heads * call.d_k;
+  launch_sums(back.d_parameter, back.partials, call.rows.chunks, groups, groups, 1, 1.0F, stream);
+}
+
+}  // namespace rankone::recurrence::cuda
