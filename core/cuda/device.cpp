@@ -59,24 +59,34 @@ GpuProperties gpu_properties(int index) {
           device.totalGlobalMem};
 }
 
-Capability current_gpu_capability() {
+namespace {
+
+// What kernels are chosen by, of the current GPU: asked once for each thread and GPU.
+struct GpuFacts {
+  int index = -1;
+  Capability capability{};
+  int multiprocessors = 0, shared_bytes = 0;
+};
+
+const GpuFacts& current_gpu() {
+  thread_local GpuFacts facts;
   int index = 0;
   check(cudaGetDevice(&index), "cudaGetDevice");
-  return {attribute(cudaDevAttrComputeCapabilityMajor, index),
-          attribute(cudaDevAttrComputeCapabilityMinor, index)};
+  if (index != facts.index) {
+    facts = {index,
+             {attribute(cudaDevAttrComputeCapabilityMajor, index),
+              attribute(cudaDevAttrComputeCapabilityMinor, index)},
+             attribute(cudaDevAttrMultiProcessorCount, index),
+             attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+  }
+  return facts;
 }
 
-int current_gpu_multiprocessors() {
-  int index = 0;
-  check(cudaGetDevice(&index), "cudaGetDevice");
-  return attribute(cudaDevAttrMultiProcessorCount, index);
-}
+}  // namespace
 
-int current_gpu_shared_bytes() {
-  int index = 0;
-  check(cudaGetDevice(&index), "cudaGetDevice");
-  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
-}
+Capability current_gpu_capability() { return current_gpu().capability; }
+int current_gpu_multiprocessors() { return current_gpu().multiprocessors; }
+int current_gpu_shared_bytes() { return current_gpu().shared_bytes; }
 
 DeviceScope::DeviceScope(const Context& context) {
   if (context.device() != Device::cuda) return;

@@ -27,6 +27,9 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <utility>
+
 #include "core/cuda/check.hpp"
 
 namespace rankone::cuda {
@@ -50,6 +53,20 @@ __device__ __forceinline__ std::uint32_t float_to_bits(float value) {
   return __float_as_uint(value);
 }
 
+// Lets `kernel` have `bytes` of dynamic shared memory on the current device. Asks the runtime only
+// where this thread has not got as much before: a call of it costs as much as a launch.
+inline void allow_shared(const void* kernel, std::size_t bytes) {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  thread_local std::map<std::pair<const void*, int>, std::size_t> allowed;
+  std::size_t& most = allowed[{kernel, device}];
+  if (bytes <= most) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "cudaFuncSetAttribute");
+  most = bytes;
+}
+
 // Starts `kernel` on `blocks` blocks of `threads` threads with `shared_bytes` of dynamic shared
 // memory. Fails with the CUDA error's own words. Nothing is started for blocks = 0.
 template <class... Parameters, class... Arguments>
@@ -57,9 +74,7 @@ void launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads,
             std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
   if (blocks == 0) return;
   if (shared_bytes > 48 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes)),
-          "cudaFuncSetAttribute");
+    allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
