@@ -24,6 +24,14 @@ LonghornCall longhorn_call(Context& context, const Sequences& sequences, const L
   call.v = source_of(in.v);
   call.beta = source_of(in.beta);
   call.initial = pointer_of<const float>(in.initial_state);
+  constexpr std::int64_t kRows = std::int64_t{kLonghornSegment} * kLonghornChunk;
+  call.segments.most = static_cast<int>((sequences.longest() + kRows - 1) / kRows);
+  if (call.segments.most > 1) {
+    const std::int64_t states = segment_slots(call.rows.sequences, call.rows.chunks) *
+                                call.value_heads * call.d_k * call.d_v;
+    call.segments.scales = floats(context, states);
+    call.segments.adds = floats(context, states);
+  }
   return call;
 }
 

@@ -4,9 +4,10 @@
 //     S_dj <- S_dj + D_j k_d (v_j - k_d S_dj);     o_j = sum_d S_dj q_d
 //
 // A lane has a column, a warp some channels of 32 columns. Forward a block walks through a
-// sequence; the way back walks twice, for S and for dL/dS, keeps both between chunks of 64 rows,
-// and then takes all chunks at once, where a block has all value heads of a key head and so sums dq
-// and dk in one order.
+// sequence, or through a segment of it, whose start comes from what the segments before it do to
+// the state: a scale and a sum for each element. The way back walks twice, for S and for dL/dS,
+// keeps both between chunks of 64 rows, and then takes all chunks at once, where a block has all
+// value heads of a key head and so sums dq and dk in one order.
 
 #include "recurrence/cuda/longhorn.hpp"
 
@@ -38,20 +39,20 @@ struct Places {
   }
 };
 
-// Rows of one block of 32 columns in shared memory; q and k of `width` channels.
+// Rows of one block of 32 columns in shared memory; q and k of Width channels.
+template <int Width>
 struct Tile {
-  int width;
   float *q, *k;            // [rows, width]
   float *D, *value, *d_o;  // [rows, 32]
   float* norm;             // [rows]
 
-  __host__ __device__ static constexpr int floats(int rows, int width) {
-    return rows * (2 * width + 3 * 32 + 1);
+  __host__ __device__ static constexpr int floats(int rows) {
+    return rows * (2 * Width + 3 * 32 + 1);
   }
-  __device__ Tile(float* memory, int rows, int of_width) : width(of_width) {
+  __device__ Tile(float* memory, int rows) {
     q = memory;
-    k = q + rows * width;
-    D = k + rows * width;
+    k = q + rows * Width;
+    D = k + rows * Width;
     value = D + rows * 32;
     d_o = value + rows * 32;
     norm = d_o + rows * 32;
@@ -61,9 +62,9 @@ struct Tile {
   __device__ void load_keys(const LonghornCall& call, std::int64_t row, int count,
                             std::int64_t key_head, int channel) const {
     const Places places{call};
-    for (int i = static_cast<int>(threadIdx.x); i < count * width;
+    for (int i = static_cast<int>(threadIdx.x); i < count * Width;
          i += static_cast<int>(blockDim.x)) {
-      const int t = i / width, d = channel + i - t * width;
+      const int t = i / Width, d = channel + i % Width;
       const bool any = d < call.d_k;
       const std::int64_t at = places.key_at(row + t, key_head) + d;
       q[i] = any ? load(call.q, at) : 0.0F;
@@ -84,6 +85,32 @@ struct Tile {
       }
       sum = warp_sum(sum);
       if (lane == 0) norm[t] = sum;
+    }
+  }
+  // The same from keys of all channels in shared memory.
+  __device__ void take_norms(int count) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int t = static_cast<int>(threadIdx.x) / 32; t < count;
+         t += static_cast<int>(blockDim.x) / 32) {
+      float sum = 0.0F;
+#pragma unroll
+      for (int d = 0; d < Width; d += 32) {
+        const float x = k[t * Width + d + lane];
+        sum += x * x;
+      }
+      sum = warp_sum(sum);
+      if (lane == 0) norm[t] = sum;
+    }
+  }
+  // Channels of a warp, a multiple of four from a multiple of four on.
+  template <int Size>
+  __device__ __forceinline__ void get(float (&to)[Size], const float* from) const {
+#pragma unroll
+    for (int i = 0; i < Size; i += 4) {
+      float some[4];
+      load(some, from + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) to[i + j] = some[j];
     }
   }
   // `norms` are those of the rows.
@@ -131,30 +158,63 @@ __device__ __forceinline__ float step(float state, float D, float k, float value
   return state + D * k * (value - k * state);
 }
 
-// A block walks through one head of one sequence, with 32 columns: forward over S, or, where
-// Reverse, from the end over dL/dS, which knows no output.
-template <int Size, bool Reverse>
+// A sequence cut into segments of whole chunks, by its own length alone.
+struct Segment {
+  std::int64_t sequence, head, slot;
+  std::int64_t begin, count;  // rows
+  std::int64_t first_chunk;
+  int number, of;
+  bool first, last;  // in the direction of the walk
+
+  __device__ Segment(const LonghornCall& call, std::int64_t task, bool reverse) {
+    const std::int64_t most = call.segments.most;
+    const std::int64_t at = task / most;
+    number = static_cast<int>(task - at * most);
+    sequence = at / call.value_heads;
+    head = at - sequence * call.value_heads;
+    begin = call.rows.begin(sequence);
+    const std::int64_t length = call.rows.end(sequence) - begin;
+    constexpr std::int64_t kRows = std::int64_t{kLonghornSegment} * kLonghornChunk;
+    of = length > 0 ? static_cast<int>((length + kRows - 1) / kRows) : 1;
+    first_chunk = call.rows.first_chunk(sequence);
+    slot = first_chunk / kLonghornSegment + sequence + number;
+    begin += number * kRows;
+    count = length - number * kRows < kRows ? length - number * kRows : kRows;
+    first_chunk += std::int64_t{number} * kLonghornSegment;
+    first = number == (reverse ? of - 1 : 0);
+    last = number == (reverse ? 0 : of - 1);
+  }
+};
+
+// A block walks through a segment of one head with 32 columns: forward over S, or, where Reverse,
+// from the end over dL/dS, which knows no output. Map: only what the segment does to the state.
+template <int Size, bool Reverse, bool Map>
 __global__ void __launch_bounds__(kThreads) walk(LonghornCall call, LonghornBack back) {
+  constexpr int kWidth = kWarps * Size;
   const Places places{call};
   const int columns = (call.d_v + 31) / 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t task = blockIdx.x / columns;
-  const std::int64_t sequence = task / call.value_heads;
-  const std::int64_t head = task - sequence * call.value_heads;
-  const std::int64_t key_head = places.key_head(head);
+  const Segment segment(call, task, Reverse);
+  if (segment.number >= segment.of || (Map && (segment.of == 1 || segment.last))) return;
+  const std::int64_t head = segment.head, key_head = places.key_head(head);
   const int first_column = static_cast<int>(blockIdx.x - task * columns) * 32;
   const Column<Size> own{warp * Size, first_column + lane, first_column + lane < call.d_v};
   auto* memory = reinterpret_cast<float*>(rankone::cuda::shared_memory());
-  const Tile tile(memory, kTile, kWarps * Size);
-  float* partial = memory + Tile::floats(kTile, kWarps * Size);  // [kTile, kWarps, 32]
+  const Tile<kWidth> tile(memory, kTile);
+  float* partial = memory + Tile<kWidth>::floats(kTile);  // [kTile, kWarps, 32]
 
-  const std::int64_t begin = call.rows.begin(sequence);
-  const std::int64_t count = call.rows.end(sequence) - begin;
-  const std::int64_t end_state = places.state_at(sequence, head);
+  const std::int64_t begin = segment.begin, count = segment.count;
+  const std::int64_t end_state = places.state_at(segment.sequence, head);
+  const std::int64_t slot_state = places.state_at(segment.slot, head);
   const float* start = Reverse ? back.d_final : call.initial;
-  float* kept = Reverse ? back.cotangents : call.states;
-  float state[Size];
-  own.read(call, state, start != nullptr ? start + end_state : nullptr);
+  if (start != nullptr) start += end_state;
+  if (segment.of > 1) start = Map ? nullptr : call.segments.adds + slot_state;
+  float* kept = Map ? nullptr : Reverse ? back.cotangents : call.states;
+  float state[Size], scale[Map ? Size : 1];
+  own.read(call, state, start);
+#pragma unroll
+  for (float& one : scale) one = 1.0F;
 
   const std::int64_t tiles = (count + kTile - 1) / kTile;
   constexpr int kTilesOfChunk = kLonghornChunk / kTile;
@@ -166,12 +226,13 @@ __global__ void __launch_bounds__(kThreads) walk(LonghornCall call, LonghornBack
     const bool border = Reverse ? number % kTilesOfChunk == kTilesOfChunk - 1 || done == 0
                                 : number % kTilesOfChunk == 0;
     if (border && kept != nullptr) {
-      const std::int64_t chunk = call.rows.first_chunk(sequence) + number / kTilesOfChunk;
+      const std::int64_t chunk = segment.first_chunk + number / kTilesOfChunk;
       own.write(call, kept + places.state_at(chunk, head), state);
     }
     __syncthreads();
     tile.load_keys(call, row, rows, key_head, 0);
-    tile.load_norms(call, row, rows, key_head);
+    __syncthreads();
+    tile.take_norms(rows);
     __syncthreads();
     tile.load_values(call, Reverse ? back.d_o : Source{}, row, rows, head, first_column, tile.norm);
     __syncthreads();
@@ -179,22 +240,24 @@ __global__ void __launch_bounds__(kThreads) walk(LonghornCall call, LonghornBack
       const int t = Reverse ? rows - 1 - i : i;
       const float D = tile.D[t * 32 + lane];
       const float value = Reverse ? tile.d_o[t * 32 + lane] : tile.value[t * 32 + lane];
-      const float* k = tile.k + t * tile.width + own.channel;
-      const float* q = tile.q + t * tile.width + own.channel;
-      float read = 0.0F;
+      float k[Size], q[Size], read = 0.0F;
+      tile.get(k, tile.k + t * kWidth + own.channel);
+      if (Reverse || !Map) tile.get(q, tile.q + t * kWidth + own.channel);
 #pragma unroll
       for (int c = 0; c < Size; ++c) {
+        const float part = D * k[c];
         if (Reverse) {
           const float cotangent = state[c] + q[c] * value;
-          state[c] = cotangent - D * k[c] * (k[c] * cotangent);
+          state[c] = cotangent - part * (k[c] * cotangent);
         } else {
-          state[c] = step(state[c], D, k[c], value);
-          read += state[c] * q[c];
+          state[c] += part * (value - k[c] * state[c]);
+          if (!Map) read += state[c] * q[c];
         }
+        if (Map) scale[c] -= part * (k[c] * scale[c]);
       }
-      if (!Reverse) partial[(t * kWarps + warp) * 32 + lane] = read;
+      if (!Reverse && !Map) partial[(t * kWarps + warp) * 32 + lane] = read;
     }
-    if (Reverse || call.o.data == nullptr) continue;
+    if (Reverse || Map || call.o.data == nullptr) continue;
     __syncthreads();
     for (int t = warp; t < rows; t += kWarps) {
       float sum = 0.0F;
@@ -202,8 +265,39 @@ __global__ void __launch_bounds__(kThreads) walk(LonghornCall call, LonghornBack
       if (own.any) store(call.o, places.value_at(row + t, head) + own.column, sum);
     }
   }
-  float* end = Reverse ? back.d_initial : call.final;
-  own.write(call, end != nullptr ? end + end_state : nullptr, state);
+  if constexpr (Map) {
+    own.write(call, call.segments.scales + slot_state, scale);
+    own.write(call, call.segments.adds + slot_state, state);
+  } else {
+    float* end = Reverse ? back.d_initial : call.final;
+    if (segment.last) own.write(call, end != nullptr ? end + end_state : nullptr, state);
+  }
+}
+
+// The state before each segment, in the place of what it adds: a thread for each element.
+template <bool Reverse>
+__global__ void __launch_bounds__(kThreads)
+    start_segments(LonghornCall call, const float* initial, int parts) {
+  const std::int64_t task = blockIdx.x / static_cast<unsigned>(parts);
+  const Segment of(call, task * call.segments.most, Reverse);
+  if (of.of == 1) return;
+  const std::int64_t size = static_cast<std::int64_t>(call.d_k) * call.d_v;
+  const std::int64_t element =
+      (blockIdx.x - task * parts) * kThreads + static_cast<int>(threadIdx.x);
+  if (element >= size) return;
+  const Places places{call};
+  float state =
+      initial != nullptr ? initial[places.state_at(of.sequence, of.head) + element] : 0.0F;
+  const std::int64_t stride = call.value_heads * size;
+  std::int64_t at = places.state_at(of.slot + (Reverse ? of.of - 1 : 0), of.head) + element;
+  for (int i = 0; i < of.of; ++i) {
+    const bool more = i + 1 < of.of;
+    const float scale = more ? call.segments.scales[at] : 0.0F;
+    const float add = more ? call.segments.adds[at] : 0.0F;
+    call.segments.adds[at] = state;
+    state = scale * state + add;
+    at += Reverse ? -stride : stride;
+  }
 }
 
 // ---- The way back through a chunk --------------------------------------------------------------
@@ -216,7 +310,7 @@ constexpr int kSteps = 8;                  // rows between two kept states, and 
 constexpr int kKept = kLonghornChunk / kSteps;
 constexpr int kSlot = kSize * kBackThreads;  // floats of one state of the block
 
-constexpr int kBackFloats = Tile::floats(kSteps, kBand) + (kKept + kSteps) * kSlot +
+constexpr int kBackFloats = Tile<kBand>::floats(kSteps) + (kKept + kSteps) * kSlot +
                             2 * kSteps * kBackThreads + 2 * kLonghornChunk * 32 +
                             2 * kLonghornChunk;
 
@@ -229,7 +323,7 @@ struct BackShared {
 
   __device__ BackShared() {
     tile = reinterpret_cast<float*>(rankone::cuda::shared_memory());
-    kept = tile + Tile::floats(kSteps, kBand);
+    kept = tile + Tile<kBand>::floats(kSteps);
     history = kept + kKept * kSlot;
     part_v = history + kSteps * kSlot;
     part_D = part_v + kSteps * kBackThreads;
@@ -255,13 +349,13 @@ struct ChunkBack {
   const LonghornBack& back;
   Places places;
   BackShared shared;
-  Tile tile;
+  Tile<kBand> tile;
   rankone::cuda::Span span;
   std::int64_t chunk, key_head;
   int warp, lane;
 
   __device__ ChunkBack(const LonghornCall& of, const LonghornBack& way)
-      : call(of), back(way), places{of}, tile(shared.tile, kSteps, kBand) {
+      : call(of), back(way), places{of}, tile(shared.tile, kSteps) {
     chunk = blockIdx.x / call.heads;
     key_head = blockIdx.x - chunk * call.heads;
     span = call.rows.span(chunk);
@@ -393,7 +487,7 @@ struct ChunkBack {
 
 __global__ void __launch_bounds__(kBackThreads) chunk_back(LonghornCall call, LonghornBack back) {
   const ChunkBack chunk(call, back);
-  Tile norms = chunk.tile;
+  Tile<kBand> norms = chunk.tile;
   norms.norm = chunk.shared.norms;
   norms.load_norms(call, chunk.span.first, chunk.span.count, chunk.key_head);
   if (static_cast<int>(threadIdx.x) < kLonghornChunk) chunk.shared.d_norms[threadIdx.x] = 0.0F;
@@ -408,15 +502,24 @@ __global__ void __launch_bounds__(kBackThreads) chunk_back(LonghornCall call, Lo
   chunk.keys();
 }
 
+template <int Size, bool Reverse>
+void start_walk(const LonghornCall& call, const LonghornBack& back, void* stream) {
+  const std::int64_t heads = call.rows.sequences * call.value_heads;
+  const std::int64_t blocks = heads * call.segments.most * ((call.d_v + 31) / 32);
+  const std::size_t tile = Tile<kWarps * Size>::floats(kTile) * sizeof(float);
+  if (call.segments.most > 1) {
+    rankone::cuda::launch(walk<Size, Reverse, true>, blocks, kThreads, tile, stream, call, back);
+    const int parts = (call.d_k * call.d_v + kThreads - 1) / kThreads;
+    rankone::cuda::launch(start_segments<Reverse>, heads * parts, kThreads, 0, stream, call,
+                          Reverse ? back.d_final : call.initial, parts);
+  }
+  rankone::cuda::launch(walk<Size, Reverse, false>, blocks, kThreads,
+                        tile + kTile * kThreads * sizeof(float), stream, call, back);
+}
 template <bool Reverse>
 void start_walk(const LonghornCall& call, const LonghornBack& back, void* stream) {
-  const std::int64_t blocks = call.rows.sequences * call.value_heads * ((call.d_v + 31) / 32);
-  const bool wide = call.d_k > 128;
-  const int width = kWarps * (wide ? 32 : 16);
-  const std::size_t shared =
-      static_cast<std::size_t>(Tile::floats(kTile, width) + kTile * kThreads) * sizeof(float);
-  rankone::cuda::launch(wide ? walk<32, Reverse> : walk<16, Reverse>, blocks, kThreads, shared,
-                        stream, call, back);
+  if (call.d_k > 128) return start_walk<32, Reverse>(call, back, stream);
+  start_walk<16, Reverse>(call, back, stream);
 }
 
 }  // namespace

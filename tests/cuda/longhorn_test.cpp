@@ -88,7 +88,9 @@ INSTANTIATE_TEST_SUITE_P(
                                      Setting{2, 4, 7, 20, true, {0, 33, 165}},
                                      Setting{1, 1, 1, 1, false, {0, 16, 40}},
                                      Setting{1, 2, 48, 33, false, {0, 15}},
-                                     Setting{1, 1, 136, 40, true, {0, 70}})));
+                                     Setting{1, 1, 136, 40, true, {0, 70}},
+                                     // Two segments and one whole one.
+                                     Setting{1, 1, 8, 8, true, {0, 600, 600, 1112}})));
 
 // A sequence gives the same bits whatever its neighbours, were they NaN.
 TEST(CudaLonghornEdges, NeighboursDoNotMatter) {
