@@ -56,10 +56,11 @@ class GradStream
         double sums[2];
         gates.write(rows_.high, rows_.low, rows_.gain, sums);
       }
-      if (warp_ == 3 && more) find(turn ^ 1, number + step);
+      const int after = turn == 2 ? 0 : turn + 1;
+      if (warp_ == 3 && more) find(after, number + step);
       sync();
-      work(rows_.items[turn], rows_.items[turn ^ 1], more, gates);
-      turn ^= 1;
+      work(rows_.items[turn], rows_.items[after], more, gates);
+      turn = after;
     }
   }
 

@@ -29,7 +29,7 @@ struct StreamRows {
   float low[64];   // then those of dW
   float crossing[64], column[64];
   float state[4];
-  GradItem items[2];
+  GradItem items[3];  // a warp may still store one while another looks for the next but one
 };
 
 // Columns: of the keys that are worked off together. Of a late e there is no place of its own: it
