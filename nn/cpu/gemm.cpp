@@ -8,8 +8,7 @@ namespace rankone::nn {
 namespace {
 
 constexpr std::int64_t kDepth = kGemmDepth;
-// Terms of a piece. Pieces can be summed by different threads.
-constexpr std::int64_t kPiece = 8 * kDepth;
+constexpr std::int64_t kPiece = kGemmPiece;
 constexpr std::int64_t kBlockPanels = 80;  // panels of a packed at a time: more packs b less often
 constexpr std::int64_t kTilePanels = 24;   // panels of b in the widest tile
 constexpr std::int64_t kTasksPerThread = 4;
@@ -70,8 +69,8 @@ bool streams(const GemmKernels& kernels, const GemmShape& shape, const GemmMatri
 }
 
 // A few rows times b, read once from where it lies.
-void stream_piece(const GemmKernels& kernels, const GemmShape& shape, const GemmMatrix& a,
-                  const GemmMatrix& b, float* c, std::int64_t c_stride, bool add, float* scratch) {
+void stream_rows(const GemmKernels& kernels, const GemmShape& shape, const GemmMatrix& a,
+                 const GemmMatrix& b, float* c, std::int64_t c_stride, bool add, float* scratch) {
   const int rows = static_cast<int>(shape.m);
   const float* packed = scratch;
   if (rows == 1 && !a.transposed && a.storage == Storage::f32) {
@@ -86,10 +85,6 @@ void stream_piece(const GemmKernels& kernels, const GemmShape& shape, const Gemm
 void multiply_piece(const GemmKernels& kernels, const GemmShape& shape, const GemmMatrix& a,
                     const GemmMatrix& b, float* c, std::int64_t c_stride, bool add,
                     float* scratch) {
-  if (streams(kernels, shape, b)) {
-    stream_piece(kernels, shape, a, b, c, c_stride, add, scratch);
-    return;
-  }
   const std::int64_t step = block_rows(kernels);
   for (std::int64_t i = 0; i < shape.m; i += step) {
     for (std::int64_t k = 0; k < shape.k; k += kDepth) {
@@ -179,8 +174,8 @@ std::int64_t gemm_scratch(const GemmKernels& kernels, const GemmShape& shape) {
   const std::int64_t depth = std::min(shape.k, kDepth);
   // One panel more than the block: packing writes whole vectors past its end.
   const std::int64_t block = kDepth * kernels.panel_columns + rows * depth;
-  const std::int64_t streamed =
-      shape.m <= kernels.stream_rows ? shape.m * std::min(shape.k, kPiece) : 0;
+  // A part of the rows may be few, too.
+  const std::int64_t streamed = std::min<std::int64_t>(shape.m, kernels.stream_rows) * shape.k;
   const std::int64_t packed = std::max(block, streamed) + kernels.panel_columns;
   const std::int64_t piece = shape.k > kPiece ? shape.m * shape.n : 0;
   return round_up(packed, 16) + round_up(piece, 16);
@@ -190,6 +185,10 @@ void gemm_serial(const GemmKernels& kernels, const GemmShape& shape, const GemmM
                  const GemmMatrix& b, float* c, std::int64_t c_stride, bool accumulate,
                  float* scratch) {
   if (shape.k == 0 && !accumulate) clear(c, c_stride, shape);
+  if (streams(kernels, shape, b)) {
+    stream_rows(kernels, shape, a, b, c, c_stride, accumulate, scratch);
+    return;
+  }
   float* const piece = scratch + gemm_scratch(kernels, {shape.m, shape.n, kPiece});
   for (std::int64_t k = 0; k < shape.k; k += kPiece) {
     const GemmShape part = {shape.m, shape.n, std::min(kPiece, shape.k - k)};

@@ -185,6 +185,15 @@ TEST(CpuGemm, LongSumsAreCutIntoBlocksAndPieces) {
   }
 }
 
+// The last tile has so few rows that they are streamed, each of its pieces by a task of its own.
+TEST(CpuGemm, FewRowsAreLeft) {
+  for (const std::int64_t m : {84L, 963L}) {
+    Case test{{m, 40, 2500}};
+    test.transpose_b = true;
+    check(test);
+  }
+}
+
 TEST(CpuGemm, SeveralTiles) {
   for (int layout = 0; layout < 4; ++layout) {
     Case test{{501, 311, 70}};

@@ -12,6 +12,8 @@ enum class Storage { f32, bf16, f16 };  // of a matrix; everything is multiplied
 // Terms of one chain of multiply-adds: a packed panel of b of this depth stays in the first-level
 // cache while the panels of a stream past it.
 constexpr std::int64_t kGemmDepth = 256;
+// Terms of a piece, the sum of its chains. Pieces can be summed by different threads.
+constexpr std::int64_t kGemmPiece = 8 * kGemmDepth;
 
 struct GemmKernels {
   int panel_rows;     // most rows of `multiply`
@@ -31,7 +33,8 @@ struct GemmKernels {
                    std::int64_t b_stride, float* c, std::int64_t c_stride, int columns, bool add);
 
   // The same for any depth and number of columns, with b read once from where it lies: element
-  // (k, j) is b[j * b_stride + k]. The sums of every kGemmDepth terms are added up in order.
+  // (k, j) is b[j * b_stride + k]. Chains are added up to pieces and pieces to the result, in
+  // order.
   void (*stream)(std::int64_t depth, int rows, const float* a, const void* b, Storage storage,
                  std::int64_t b_stride, std::int64_t columns, float* c, std::int64_t c_stride,
                  bool add);

@@ -119,6 +119,7 @@ void stream_rows(std::int64_t depth, const float* a, const void* b, std::int64_t
     const bool last = columns - j < 2 * kWidth;
     Ahead ahead(reinterpret_cast<const char*>(last ? rows : rows + kWidth * b_stride),
                 depth * bytes, b_stride * bytes);
+    Vec piece[Groups * Rows] = {};
     for (std::int64_t start = 0; start < depth; start += kGemmDepth) {
       const std::int64_t end = depth - start < kGemmDepth ? depth : start + kGemmDepth;
       Vec sums[Groups * Rows] = {};
@@ -139,6 +140,15 @@ void stream_rows(std::int64_t depth, const float* a, const void* b, std::int64_t
                                          width - group * kLanes, end - k, a + k * Rows,
                                          sums + group * Rows);
         }
+      }
+      // The blocks of the first piece are added to c one by one, those of the others among
+      // themselves first.
+      const bool later = start >= kGemmPiece;
+      if (later) {
+        const bool first = start % kGemmPiece == 0;
+        for (int i = 0; i < Groups * Rows; ++i) sums[i] = first ? sums[i] : piece[i] + sums[i];
+        for (int i = 0; i < Groups * Rows; ++i) piece[i] = sums[i];
+        if (end < depth && end % kGemmPiece != 0) continue;
       }
       for (int group = 0; group < Groups; ++group) {
         for (int r = 0; r < Rows; ++r) {
