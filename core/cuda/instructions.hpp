@@ -304,6 +304,10 @@ __device__ __forceinline__ void store_bulk(void* global, const void* shared, std
 __device__ __forceinline__ void store_bulk_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// Brings the description of a tensor near, before the first copy_rows().
+__device__ __forceinline__ void fetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 // Of a matrix in shared memory. Not swizzled: in cores of 8 rows of 16 bytes (128 bytes, rows one
 // behind the other); `leading` and `stride` are the distances in bytes between neighbouring cores:
@@ -333,6 +337,7 @@ __device__ __forceinline__ void copy_bulk(void*, const void*, std::uint32_t, std
 __device__ __forceinline__ void copy_rows(void*, const TensorMap*, int, int, int, std::uint64_t*) {}
 __device__ __forceinline__ void store_bulk(void*, const void*, std::uint32_t) {}
 __device__ __forceinline__ void store_bulk_read() {}
+__device__ __forceinline__ void fetch_map(const TensorMap*) {}
 
 #endif
 
@@ -347,6 +352,16 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int Left>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
+// Of four neighbouring warps, all together: hands registers back to the block, down to Count a
+// thread, or takes them until each thread has Count (a multiple of 8), once others have given them.
+template <int Count>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 // Keeps the compiler from moving accesses to accumulators over a wait.
 template <int Count>

@@ -256,6 +256,7 @@ inline void copy_rows(void* shared, const TensorMap* map, int column, int head, 
   state.bytes_and_phase -= 2 * 64 * 64 * 2;
   emulation::end_phase_if_complete(state);
 }
+inline void fetch_map(const TensorMap*) {}
 inline void fence_async() {}
 inline void store_bulk(void* global, const void* shared, std::uint32_t bytes) {
   if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||
@@ -274,6 +275,10 @@ inline std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
          (static_cast<std::uint64_t>(swizzled ? 1 : 0) << 62);
 }
 
+template <int Count>
+void give_registers() {}
+template <int Count>
+void take_registers() {}
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int Left>

@@ -17,11 +17,45 @@ void start(const ScanForward& scan, bool output, Engine engine, void* stream) {
   (brain ? start_scan_wgmma_bf16 : start_scan_wgmma_f16)(scan, output, stream);
 }
 
+ScanForward forward_scan(const ChunkCall& chunk, const ScanTensors& tensors,
+                         const Segments& segments) {
+  ScanForward scan;
+  scan.chunk = chunk;
+  scan.tensors = tensors;
+  scan.segments = segments;
+  return scan;
+}
+
+// Of both directions, maps where `forward` has them.
+void start_back(const ScanForward& forward, const ScanBack& back, Engine engine, void* stream) {
+  const ChunkCall& chunk = forward.chunk;
+  ScanBackward backward;
+  backward.chunk = chunk;
+  backward.back = back;
+  backward.segments = forward.segments.count;
+  backward.maps = forward.maps.h != nullptr;
+  int exponent = 0;
+  const float fraction = std::frexp(chunk.call.scale, &exponent);
+  if (fraction != 0.0F) {
+    backward.mantissa = 2.0F * fraction;
+    backward.power = std::ldexp(1.0F, exponent - 1);
+  } else {
+    backward.power = 0.0F;
+  }
+  const bool brain = chunk.call.format == Dtype::bf16;
+  if (engine == Engine::mma) {
+    return (brain ? start_scan_back_mma_bf16 : start_scan_back_mma_f16)(backward, forward, stream);
+  }
+  (brain ? start_scan_back_wgmma_bf16 : start_scan_back_wgmma_f16)(backward, forward, stream);
+}
+
 template <class Engine>
 int shared_bytes(const TwoKeyCall& call) {
   int bytes = 0;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    bytes = kScanStages<Engine> * (ScanStage<dk, scaled>(delta, call.same_key, true).bytes + 8);
+    constexpr int kGroups = ScanBlock<Engine>::kGroups;
+    const int stage = ScanStage<dk, scaled, delta, true, kGroups>::bytes(call.same_key);
+    bytes = scan_bytes(scan_stages<Engine>(stage), stage);
   });
   return bytes;
 }
@@ -33,33 +67,50 @@ int scan_shared_bytes(const TwoKeyCall& call, Engine engine) {
                                  : shared_bytes<MmaEngine<bf16>>(call);
 }
 
-void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream) {
-  start({chunk, segments, {}, nullptr, {}}, chunk.call.o != nullptr, engine, stream);
+ScanTensors scan_tensors(const TwoKeyCall& call, Engine engine) {
+  ScanTensors tensors = {};
+  if (engine == Engine::mma) return tensors;
+  const std::int64_t rows = call.rows.count;
+  if (call.gate != GateKind::channel) {
+    tensors.query = row_map(call.q, rows, call.heads, call.d_k);
+    tensors.write = row_map(call.w, rows, call.heads, call.d_k);
+    if (call.delta && !call.same_key) tensors.erase = row_map(call.e, rows, call.heads, call.d_k);
+  }
+  tensors.value = row_map(call.v, rows, call.value_heads, call.d_v);
+  return tensors;
 }
 
-void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const SegmentMaps& maps,
-                         Engine engine, void* stream) {
-  ChunkCall states_only = chunk;
-  states_only.states = nullptr;
-  start({states_only, {segments.count, nullptr}, maps, nullptr, {}}, false, engine, stream);
+void launch_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
+                 Engine engine, void* stream) {
+  start(forward_scan(chunk, tensors, segments), chunk.call.o != nullptr, engine, stream);
 }
 
-void launch_scan_back(const ChunkCall& chunk, const ScanBack& back, Engine engine, void* stream) {
-  ScanBackward backward{chunk, back, {}};
-  int exponent = 0;
-  const float fraction = std::frexp(chunk.call.scale, &exponent);
-  if (fraction != 0.0F) {
-    backward.mantissa = 2.0F * fraction;
-    backward.power = std::ldexp(1.0F, exponent - 1);
-  } else {
-    backward.power = 0.0F;
-  }
-  const ScanForward forward{chunk, {}, {}, back.z, {}};
-  const bool brain = chunk.call.format == Dtype::bf16;
-  if (engine == Engine::mma) {
-    return (brain ? start_scan_back_mma_bf16 : start_scan_back_mma_f16)(backward, forward, stream);
-  }
-  (brain ? start_scan_back_wgmma_bf16 : start_scan_back_wgmma_f16)(backward, forward, stream);
+void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
+                         const Segments& segments, const SegmentMaps& maps, Engine engine,
+                         void* stream) {
+  ScanForward scan = forward_scan(chunk, tensors, segments);
+  scan.chunk.states = nullptr;
+  scan.segments.starts = nullptr;  // from zero
+  scan.maps = maps;
+  start(scan, false, engine, stream);
+}
+
+void launch_scan_back(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
+                      const ScanBack& back, Engine engine, void* stream) {
+  ScanForward scan = forward_scan(chunk, tensors, segments);
+  scan.z = back.z;
+  start_back(scan, back, engine, stream);
+}
+
+void launch_segment_maps_back(const ChunkCall& chunk, const ScanTensors& tensors,
+                              const Segments& segments, const SegmentMaps& maps,
+                              const ScanBack& back, Engine engine, void* stream) {
+  ScanForward scan = forward_scan(chunk, tensors, segments);
+  scan.chunk.states = nullptr;
+  scan.chunk.d_states = nullptr;
+  scan.segments.starts = nullptr;
+  scan.maps = maps;
+  start_back(scan, back, engine, stream);
 }
 
 }  // namespace rankone::recurrence::cuda

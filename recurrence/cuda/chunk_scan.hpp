@@ -3,6 +3,7 @@
 // The serial part of the chunk form: the state from chunk to chunk, and its cotangent backwards.
 // Both know only the records of chunk_prep, the keys, and the values.
 
+#include "core/cuda/tensor_map.hpp"
 #include "recurrence/cuda/chunk.hpp"
 
 namespace rankone::recurrence::cuda {
@@ -10,31 +11,49 @@ namespace rankone::recurrence::cuda {
 // How the chunks of every sequence are cut into segments that are scanned side by side.
 struct Segments {
   int count = 1;
+  // Tiles of 64 columns of a block, at most two, in the scan and for the maps (wgmma).
+  int scan_tiles = 2, map_tiles = 2;
   // State at the start of every segment of a sequence, transposed: [N, HV, count, V, K] float, or
   // null for one segment. The scan reads those of segments 1 and up; the first starts from the
   // call's initial state.
   const float* starts = nullptr;
 };
 
-// What becomes of the state at the end of a segment.
+// What becomes of the state at the end of a segment, of all segments but the last.
 struct SegmentMaps {
   // Of segment s: H = state at its end from a zero state (the first segment: from the initial
-  // state), [N, HV, count, V, K], and M, by which a state at its start is carried to its end:
-  // transposed like a state whose value columns are the key channels, [N, HV, count, K, K].
+  // state), [N, HV, count, V, K]: place s of it is place s + 1 of Segments::starts.
   float* h = nullptr;
-  float* m = nullptr;
+  // Of all segments but the first too: M, by which a state at its start is carried to its end,
+  // transposed like a state whose value columns are the key channels. [N, HV, count, tiles of 64
+  // rows, 2] tiles [64, key_columns] of bf16: the number rounded, and what that leaves.
+  void* m = nullptr;
 };
+__host__ __device__ constexpr std::int64_t map_tile_bytes(int d_k) {
+  return std::int64_t{64} * key_columns(d_k) * 2;
+}
+__host__ __device__ constexpr std::int64_t map_bytes(int d_k) {
+  return value_tiles(d_k) * 2 * map_tile_bytes(d_k);
+}
 
 enum class Engine { mma, wgmma };
+
+// The tensors of a call as the copy engine wants them (wgmma); those that are not needed are empty.
+struct ScanTensors {
+  rankone::cuda::TensorMap query, erase, write, value;
+};
+ScanTensors scan_tensors(const TwoKeyCall& call, Engine engine);
 
 // Shared memory of a block of the largest scan of a call.
 int scan_shared_bytes(const TwoKeyCall& call, Engine engine);
 
 // o and the final state. d_k at most 128.
-void launch_scan(const ChunkCall& chunk, const Segments& segments, Engine engine, void* stream);
+void launch_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
+                 Engine engine, void* stream);
 // The maps of the segments; no o, no final state.
-void launch_segment_maps(const ChunkCall& chunk, const Segments& segments, const SegmentMaps& maps,
-                         Engine engine, void* stream);
+void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
+                         const Segments& segments, const SegmentMaps& maps, Engine engine,
+                         void* stream);
 
 // `states` and Z by a forward scan, `d_states`, dV and the cotangent of the initial state by a
 // backward one, both in one launch.
@@ -44,7 +63,16 @@ struct ScanBack {
   void* z = nullptr;               // [R, HV, V], of delta calls
   void* d_v = nullptr;             // [R, HV, V]
   float* d_initial = nullptr;      // [N, HV, K, V]; may be null
+  // Cotangent of the state at the end of every segment, transposed, over the mantissa of `scale`:
+  // [N, HV, count, V, K]; null for one segment. That of the last segment is `d_final` instead.
+  float* ends = nullptr;
 };
-void launch_scan_back(const ChunkCall& chunk, const ScanBack& back, Engine engine, void* stream);
+void launch_scan_back(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
+                      const ScanBack& back, Engine engine, void* stream);
+// The maps of the segments, and in place s - 1 of `ends` what dO of segment s, or of the last one
+// and `d_final`, contribute.
+void launch_segment_maps_back(const ChunkCall& chunk, const ScanTensors& tensors,
+                              const Segments& segments, const SegmentMaps& maps,
+                              const ScanBack& back, Engine engine, void* stream);
 
 }  // namespace rankone::recurrence::cuda

@@ -10,7 +10,7 @@
 // the mantissa of `scale`, which leaves a power of two with dO: so a product of inputs stays exact
 // where there is no decay.
 
-#include "recurrence/cuda/chunk_scan_feed.hpp"
+#include "recurrence/cuda/chunk_scan_forward.hpp"
 
 namespace rankone::recurrence::cuda {
 
@@ -18,101 +18,86 @@ struct ScanBackward {
   ChunkCall chunk;
   ScanBack back;
   ScanTensors tensors;
+  int segments = 1;
+  bool maps = false;        // only the contributions to `ends`, of all segments but the first
+  std::int64_t blocks = 0;  // of this scan in a launch of both
   float mantissa = 1.0F, power = 1.0F;  // scale = mantissa * power; 1 <= |mantissa| < 2, or scale 0
+  int stages = 2;
+  int groups = 1;  // of a block that have a tile, at most
 };
 
-template <class Format, int DK, bool Scaled, bool Delta, int Stages, class Engine>
+template <class Format, int DK, bool Scaled, bool Delta, class Engine>
 __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int64_t block) {
-  using Stage = ScanStage<DK, Scaled>;
+  using Block = ScanBlock<Engine>;
+  using Stage = ScanStage<DK, Scaled, Delta, true, Block::kGroups>;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
-  const Stage at(Delta, call.same_key, true);
   unsigned char* const shared = shared_memory();
-  const ScanTask task(chunk, block, 1, false);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int column = task.tile * kValueTile;
-
-  constexpr int kThreads = kScanThreads<Engine>;
-  auto* const arrived = reinterpret_cast<std::uint64_t*>(shared + Stages * at.bytes);
-  start_barriers<Engine, Stages>(arrived);
-  if (threadIdx.x >= kScanWorkers) {
-    const std::int64_t stride = call.value_heads * call.d_v * 2;
-    unsigned char* const result = static_cast<unsigned char*>(scan.back.d_v) + task.row * stride +
-                                  (task.head * call.d_v + column) * 2;
-    const auto store = [&](int stage, std::int64_t index) {
-      take_rows<typename Stage::Value, kThreads - kScanWorkers>(
-          shared + stage * at.bytes + at.value, result + index * kChunkRows * stride, stride,
-          task.count(index), call.d_v - column);
-    };
-    if constexpr (Engine::kBulk) {
-      const BulkLoader<DK, Scaled, Delta, true> loader(chunk, scan.tensors, at, task.sequence,
-                                                       task.first_chunk, task.head, true, column);
-      feed_bulk<Stages>(
-          task.end - 1, task.end - task.begin, -1, kThreads,
-          [&](int stage, std::int64_t index) {
-            loader.load(shared + stage * at.bytes, index, arrived + stage);
-          },
-          store);
-    } else {
-      const ChunkLoader<DK, Scaled, Delta, true> loader(chunk, at, task.sequence, task.first_chunk,
-                                                        task.head, scan.back.d_o, column);
-      feed<Stages>(
-          task.end - 1, task.end - task.begin, -1, kThreads,
-          [&](int stage, std::int64_t index) {
-            loader.load(shared + stage * at.bytes, index, task.count(index));
-          },
-          store);
-    }
+  const int bytes = Stage::bytes(call.same_key);
+  const ScanBarriers barriers(shared, scan.stages, bytes);
+  const ScanTask& task = start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block,
+                                             scan.segments, false, scan.maps ? 1 : 0, scan.groups);
+  if (threadIdx.x >= Block::kWorkers) {
+    Engine::template give_registers<kFeedRegistersBack>();
+    feed_scan<DK, Scaled, Delta, true, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
+                                               scan.back.d_o, scan.maps ? nullptr : scan.back.d_v,
+                                               true);
     return;
   }
+  Engine::template take_registers<kGroupRegistersBack>();
+  const int group = group_number();
+  if (group >= task.groups) return;
+  const int tile = task.tile + group, column = tile * kValueTile;
 
   float state[DK / 2];  // the cotangent
 #pragma unroll
   for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
   const std::int64_t head_number = task.sequence * call.value_heads + task.head;
-  if (scan.back.d_final != nullptr) {
-    const float* from = scan.back.d_final + head_number * call.d_k * call.d_v;
-    each_state_element<DK>(column, call.d_k, call.d_v, [&](int i, int k, int v) {
-      state[i] = from[static_cast<std::int64_t>(k) * call.d_v + v] / scan.mantissa;
-    });
+  const std::int64_t size = std::int64_t{call.d_k} * call.d_v;
+  if (task.segment + 1 < scan.segments) {
+    if (!scan.maps) {
+      read_transposed<DK>(state,
+                          scan.back.ends + (head_number * scan.segments + task.segment) * size,
+                          column, call.d_k, call.d_v);
+    }
+  } else if (scan.back.d_final != nullptr) {
+    read_state<DK>(state, scan.back.d_final + head_number * size, column, call.d_k, call.d_v);
+#pragma unroll
+    for (int i = 0; i < DK / 2; ++i) state[i] /= scan.mantissa;
   }
 
   const float inverse = 1.0F / scan.mantissa;  // P has the whole scale
-  int turn = 0;
-  std::uint32_t parity = 0;
-  // The next chunk's tiles are waited for while the last products of this one run.
-  const auto wait_for = [&](int stage, std::uint32_t phase, bool wanted) {
-    if constexpr (Engine::kBulk) mbarrier_wait(arrived + stage, phase, wanted);
-  };
-  wait_for(0, 0, task.end > task.begin);
-  for (std::int64_t index = task.end - 1; index >= 0; --index) {
-    unsigned char* const stage = shared + turn * at.bytes;
+  StageTurns<Engine> turns(barriers, scan.stages);
+  turns.first(task.end > task.begin);
+  for (int index = task.end - 1; index >= task.begin; --index) {
+    unsigned char* const stage = shared + turns.stage() * bytes;
+    unsigned char* const values = stage + Stage::kValue + group * Stage::Value::kBytes;
     if constexpr (Engine::kBulk) {
-      if (task.count(index) < kChunkRows) clear_beyond(stage, at, task.count(index), true);
-    } else {
-      barrier_sync(kFullBarrier + turn, kThreads);
+      const int count = task.count(index);
+      if (count < kChunkRows) clear_beyond<Stage, Scaled, true>(stage, call.same_key, count);
     }
+    turns.start();
 
     std::uint32_t left[kSteps][4];
     round_to<Format>(left, state);
     std::uint32_t right[4][4];  // dO, then gain dU, rounded
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
+      load_a_transposed<typename Stage::Value>(right[k], values, 16 * group_warp(), k);
     }
     float carried[32];  // D W^^T, then gain dU, then dV
     float local[32];    // dO P
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Engine::template multiply<typename Stage::Square, true>(local, right[k], stage + at.square_p,
-                                                              k, k == 0);
+      Engine::template multiply<typename Stage::Square, true>(local, right[k],
+                                                              stage + Stage::kSquareP, k, k == 0);
     }
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      Engine::template multiply<typename Stage::Key, false>(carried, left[k], stage + at.write, k,
-                                                            k == 0);
+      Engine::template multiply<typename Stage::Key, false>(carried, left[k], stage + Stage::kWrite,
+                                                            k, k == 0);
     }
     Engine::commit();
     if (chunk.d_states != nullptr) {
@@ -125,14 +110,14 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
                                      scan.mantissa * state[8 * k + 2 * j + 1]);
         }
       }
-      store_state_tile<DK>(
-          whole, static_cast<unsigned char*>(chunk.d_states) +
-                     2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
+      store_state_tile<DK>(whole,
+                           static_cast<unsigned char*>(chunk.d_states) +
+                               2 * chunk.state_tile(task.first_chunk + index, task.head, tile));
     }
     std::uint32_t query[4][4];  // scale in dO
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 in = pair_of(stage + at.in, n);
+      const float2 in = pair_of(stage + Stage::kIn, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float2 d = unpack<Format>(right[n / 2][2 * (n % 2) + j]);
@@ -143,18 +128,18 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     Engine::template wait<0>();
     Engine::hold(carried);
     Engine::hold(local);
-    decay_state<DK, Scaled>(state, stage + at.keep);
+    decay_state<DK, Scaled>(state, stage + Stage::kKeep);
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Engine::template multiply<typename Stage::Key, true>(state, query[k], stage + at.query, k,
-                                                           false);
+      Engine::template multiply<typename Stage::Key, true>(state, query[k], stage + Stage::kQuery,
+                                                           k, false);
     }
     Engine::commit();
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 out = pair_of(stage + at.out, n);
-      const float2 gain = pair_of(stage + at.gain, n);
+      const float2 out = pair_of(stage + Stage::kOut, n);
+      const float2 gain = pair_of(stage + Stage::kGain, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float* d = carried + 4 * n + 2 * j;
@@ -163,16 +148,19 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       }
     }
     [[maybe_unused]] const bool precise =
-        Delta && *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
-    [[maybe_unused]] std::uint32_t rest[4][4];
+        Delta && *reinterpret_cast<const float*>(stage + Stage::kPrecise) != 0.0F;
     if constexpr (Delta) {
       round_to<Format>(right, carried);
-      if (precise) rest_of<Format>(rest, carried, right);
+      if (precise) {
+        std::uint32_t rest[4][4];
+        rest_of<Format>(rest, carried, right);
+        put_rows<typename Stage::Value>(rest, values);
+      }
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply<typename Stage::Square, true>(carried, right[k],
-                                                                stage + at.square_y, k, k == 0);
+                                                                stage + Stage::kSquareY, k, k == 0);
       }
       Engine::commit();
     }
@@ -181,15 +169,16 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     Engine::hold(state);
     if constexpr (Delta) {
       if (precise) {
-        add_rest<Format, typename Stage::Square, true>(
-            carried, right, rest, stage + at.square_y,
-            chunk.record(task.first_chunk + index, task.head) + chunk.layout.square_low);
+        add_rest<Format, typename Stage::Value, typename Stage::Square, true>(
+            carried, right, values, stage + Stage::kSquareY,
+            task.record + index * (call.value_heads * chunk.layout.bytes) +
+                chunk.layout.square_low);
       }
     }
     std::uint32_t result[4][4], erase[4][4];  // dV; - in dV
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 in = pair_of(stage + at.in, n);
+      const float2 in = pair_of(stage + Stage::kIn, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float x = carried[4 * n + 2 * j], y = carried[4 * n + 2 * j + 1];
@@ -201,26 +190,27 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Key, true>(state, erase[k], stage + at.erase, k,
-                                                             false);
+        Engine::template multiply<typename Stage::Key, true>(
+            state, erase[k], stage + Stage::erase(call.same_key), k, false);
       }
       Engine::commit();
     }
-    put_rows<typename Stage::Value>(result, stage + at.value);
-    wait_for(turn + 1 == Stages ? 0 : turn + 1, parity ^ (turn + 1 == Stages ? 1U : 0U),
-             index > task.begin);
+    put_rows<typename Stage::Value>(result, values);
+    turns.ahead(index > task.begin);
     Engine::template wait<0>();
     Engine::hold(state);
-    barrier_arrive(kDoneBarrier + turn, kThreads);
-    turn = turn + 1 == Stages ? 0 : turn + 1;
-    if (turn == 0) parity ^= 1;
+    turns.finish();
   }
 
-  if (scan.back.d_initial != nullptr) {
-    float* to = scan.back.d_initial + head_number * call.d_k * call.d_v;
-    each_state_element<DK>(column, call.d_k, call.d_v, [&](int i, int k, int v) {
-      to[static_cast<std::int64_t>(k) * call.d_v + v] = state[i] * scan.mantissa;
-    });
+  // (Computed anew: registers are short in the loop.)
+  const std::int64_t same_head = task.sequence * call.value_heads + task.head;
+  if (scan.maps) {
+    write_transposed<DK>(
+        scan.back.ends + (same_head * scan.segments + task.segment - 1) * call.d_k * call.d_v,
+        state, column, call.d_k, call.d_v);
+  } else if (scan.back.d_initial != nullptr && task.segment == 0) {
+    write_state<DK>(scan.back.d_initial + same_head * call.d_k * call.d_v, state, scan.mantissa,
+                    column, call.d_k, call.d_v);
   }
 }
 

@@ -6,30 +6,27 @@
 
 namespace rankone::recurrence::cuda {
 
-__device__ __forceinline__ int feeder_thread() {
-  return static_cast<int>(threadIdx.x) - kScanWorkers;
-}
+// The number of a thread among the four warps behind the groups.
+__device__ __forceinline__ int feeder_thread() { return group_thread(); }
 
 // Brings the tiles of a chunk to shared memory with ordinary asynchronous copies, for one head and
 // block of value columns. Every thread has its own place in the rows, so that a copy costs little
 // more than its instruction.
 template <int DK, bool Scaled, bool Delta, bool Seen>
 class ChunkLoader {
-  using Stage = ScanStage<DK, Scaled>;
-  static constexpr int kPieces = DK / 8, kKeyRows = kScanWorkers / kPieces;  // of one pass
-  static constexpr int kValuePieces = kValueTile / 8, kValueRows = kScanWorkers / kValuePieces;
+  using Stage = ScanStage<DK, Scaled, Delta, Seen, 1>;
+  static constexpr int kPieces = DK / 8, kKeyRows = kGroup / kPieces;  // of one pass
+  static constexpr int kValuePieces = kValueTile / 8, kValueRows = kGroup / kValuePieces;
 
  public:
-  // Chunks are counted from `first`, the number of the first one of the sequence. `value` is v, or
-  // dO on the way back, or null.
-  __device__ ChunkLoader(const ChunkCall& chunk, const Stage& at, std::int64_t sequence,
-                         std::int64_t first, std::int64_t head, const void* value, int column)
-      : at_(at), separate_(at.erase != at.write) {
+  // `value` is v, or dO on the way back, or null.
+  __device__ ChunkLoader(const ChunkCall& chunk, const ScanTask& task, const void* value)
+      : erase_place_(Stage::erase(chunk.call.same_key)),
+        separate_(Stage::separate(chunk.call.same_key)) {
     const TwoKeyCall& call = chunk.call;
-    const int thread = feeder_thread();
-    const std::int64_t row = call.rows.begin(sequence);
+    const int thread = feeder_thread(), column = task.tile * kValueTile;
     record_step_ = call.value_heads * chunk.layout.bytes;
-    record_ = chunk.record(first, head) + thread * 16;
+    record_ = task.record + thread * 16;
     square_p_ = static_cast<int>(chunk.layout.square_p);
     numbers_ = static_cast<int>(chunk.layout.in);
     if constexpr (Scaled) {
@@ -41,8 +38,9 @@ class ChunkLoader {
       key_first_ = thread / kPieces;
       key_place_ = Stage::Key::place(key_first_, thread % kPieces);
       key_inside_ = thread % kPieces * 8 < call.d_k;
-      const std::int64_t offset = (row + key_first_) * key_row_ +
-                                  call.key_head(head) * call.d_k * 2 + thread % kPieces * 16;
+      const std::int64_t offset = (task.row + key_first_) * key_row_ +
+                                  static_cast<std::int64_t>(task.key_head) * call.d_k * 2 +
+                                  thread % kPieces * 16;
       query_ = static_cast<const unsigned char*>(call.q) + offset;
       erase_ = static_cast<const unsigned char*>(call.e) + offset;
       write_ = static_cast<const unsigned char*>(call.w) + offset;
@@ -51,41 +49,43 @@ class ChunkLoader {
     value_first_ = thread / kValuePieces;
     value_place_ = Stage::Value::place(value_first_, thread % kValuePieces);
     value_inside_ = column + thread % kValuePieces * 8 < call.d_v;
-    value_ = value == nullptr
-                 ? nullptr
-                 : static_cast<const unsigned char*>(value) + (row + value_first_) * value_row_ +
-                       (head * call.d_v + column) * 2 + thread % kValuePieces * 16;
+    value_ = value == nullptr ? nullptr
+                              : static_cast<const unsigned char*>(value) +
+                                    (task.row + value_first_) * value_row_ +
+                                    (static_cast<std::int64_t>(task.head) * call.d_v + column) * 2 +
+                                    thread % kValuePieces * 16;
   }
 
   // Chunk `index` of the sequence, `count` rows.
-  __device__ void load(unsigned char* stage, std::int64_t index, int count) const {
+  __device__ void load(unsigned char* stage, int index, int count) const {
     const unsigned char* record = record_ + index * record_step_;
     unsigned char* own = stage + feeder_thread() * 16;
     if constexpr (Scaled) {
-      if constexpr (Delta) blocks<Stage::Key::kBytes>(own + at_.erase, record + scaled_[1]);
-      blocks<Stage::Key::kBytes>(own + at_.write, record + scaled_[2]);
-      if constexpr (Seen) blocks<Stage::Key::kBytes>(own + at_.query, record + scaled_[0]);
+      if constexpr (Delta)
+        blocks<Stage::Key::kBytes>(own + Stage::kScaledErase, record + scaled_[1]);
+      blocks<Stage::Key::kBytes>(own + Stage::kWrite, record + scaled_[2]);
+      if constexpr (Seen) blocks<Stage::Key::kBytes>(own + Stage::kQuery, record + scaled_[0]);
     } else {
-      const std::int64_t offset = index * 64 * key_row_;
+      const std::int64_t offset = std::int64_t{index} * 64 * key_row_;
       const auto rows = [&](int tile, const unsigned char* from) {
         passes<64 / kKeyRows, kKeyRows>(stage + tile + key_place_, from + offset, key_row_,
                                         key_inside_ ? count - key_first_ : 0);
       };
       if constexpr (Delta) {
-        if (separate_) rows(at_.erase, erase_);
+        if (separate_) rows(erase_place_, erase_);
       }
-      rows(at_.write, write_);
-      if constexpr (Seen) rows(at_.query, query_);
+      rows(Stage::kWrite, write_);
+      if constexpr (Seen) rows(Stage::kQuery, query_);
     }
     if (value_ != nullptr) {
-      passes<64 / kValueRows, kValueRows>(stage + at_.value + value_place_,
-                                          value_ + index * 64 * value_row_, value_row_,
-                                          value_inside_ ? count - value_first_ : 0);
+      passes<64 / kValueRows, kValueRows>(stage + Stage::kValue + value_place_,
+                                          value_ + std::int64_t{index} * 64 * value_row_,
+                                          value_row_, value_inside_ ? count - value_first_ : 0);
     }
-    if constexpr (Delta) blocks<kSquareBytes>(own + at_.square_y, record);
-    if constexpr (Seen) blocks<kSquareBytes>(own + at_.square_p, record + square_p_);
+    if constexpr (Delta) blocks<kSquareBytes>(own + Stage::kSquareY, record);
+    if constexpr (Seen) blocks<kSquareBytes>(own + Stage::kSquareP, record + square_p_);
     // in, out, gain, keep and precise stand one behind the other on both sides.
-    if (feeder_thread() * 16 < number_bytes(DK)) copy_16(own + at_.in, record + numbers_);
+    if (feeder_thread() * 16 < number_bytes(DK)) copy_16(own + Stage::kIn, record + numbers_);
   }
 
  private:
@@ -102,12 +102,12 @@ class ChunkLoader {
   template <int Bytes>
   static __device__ __forceinline__ void blocks(unsigned char* to, const unsigned char* from) {
 #pragma unroll
-    for (int i = 0; i < Bytes / (kScanWorkers * 16); ++i) {
-      copy_16(to + i * kScanWorkers * 16, from + i * kScanWorkers * 16);
+    for (int i = 0; i < Bytes / (kGroup * 16); ++i) {
+      copy_16(to + i * kGroup * 16, from + i * kGroup * 16);
     }
   }
 
-  const Stage& at_;
+  int erase_place_;
   bool separate_;  // e has a tile of its own
   const unsigned char *query_ = nullptr, *erase_ = nullptr, *write_ = nullptr, *value_, *record_;
   std::int64_t key_row_ = 0, value_row_, record_step_, scaled_[3] = {0, 0, 0};
@@ -115,158 +115,167 @@ class ChunkLoader {
   bool key_inside_ = false, value_inside_;
 };
 
-// The tensors of a call, for the copy engine; empty otherwise.
-struct ScanTensors {
-  TensorMap query, erase, write, value;  // value is v, or dO on the way back
-};
-
-// The same with the copy engine, by one thread.
-template <int DK, bool Scaled, bool Delta, bool Seen>
-class BulkLoader {
-  using Stage = ScanStage<DK, Scaled>;
-
- public:
-  __device__ BulkLoader(const ChunkCall& chunk, const ScanTensors& tensors, const Stage& at,
-                        std::int64_t sequence, std::int64_t first, std::int64_t head,
-                        bool with_value, int column)
-      : tensors_(tensors),
-        at_(at),
-        layout_(chunk.layout),
-        record_(chunk.record(first, head)),
-        record_step_(chunk.call.value_heads * chunk.layout.bytes),
-        row_(static_cast<int>(chunk.call.rows.begin(sequence))),
-        head_(static_cast<int>(head)),
-        key_head_(static_cast<int>(chunk.call.key_head(head))),
-        column_(column),
-        separate_(at.erase != at.write),
-        with_value_(with_value) {}
-
-  // Chunk `index` of the sequence; its bytes are counted at `barrier`, with one arrival.
-  __device__ void load(unsigned char* stage, std::int64_t index, std::uint64_t* barrier) const {
-    constexpr int kNumbers = number_bytes(DK);
-    const unsigned char* record = record_ + index * record_step_;
-    const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate_) ? 1 : 0);
-    mbarrier_arrive_expect(
-        barrier, static_cast<std::uint32_t>(
-                     kNumbers + (Delta ? kSquareBytes : 0) + (Seen ? kSquareBytes : 0) +
-                     (with_value_ ? Stage::Value::kBytes : 0) + keys * Stage::Key::kBytes));
-    const int row = row_ + static_cast<int>(index) * kChunkRows;
-    if constexpr (!Scaled) {
-      rows(stage + at_.write, &tensors_.write, row, barrier);
-      if constexpr (Delta) {
-        if (separate_) rows(stage + at_.erase, &tensors_.erase, row, barrier);
-      }
-      if constexpr (Seen) rows(stage + at_.query, &tensors_.query, row, barrier);
-    }
-    if (with_value_) copy_rows(stage + at_.value, &tensors_.value, column_, head_, row, barrier);
-    if constexpr (Seen) {
-      copy_bulk(stage + at_.square_y, record, static_cast<std::uint32_t>(layout_.square_low),
-                barrier);
-    } else {
-      if constexpr (Delta) copy_bulk(stage + at_.square_y, record, kSquareBytes, barrier);
-      copy_bulk(stage + at_.in, record + layout_.in, kNumbers, barrier);
-      if constexpr (Scaled) {
-        const std::int64_t from = Delta ? layout_.erase : layout_.write;
-        copy_bulk(stage + (Delta ? at_.erase : at_.write), record + from,
-                  static_cast<std::uint32_t>(layout_.square_low - from), barrier);
-      }
-    }
-  }
-
- private:
-  __device__ __forceinline__ void rows(unsigned char* tile, const TensorMap* map, int row,
-                                       std::uint64_t* barrier) const {
-#pragma unroll
-    for (int block = 0; block < DK / 64; ++block) {
-      copy_rows(tile + block * Stage::Key::kBytes / (DK / 64), map, block * 64, key_head_, row,
-                barrier);
-    }
-  }
-
-  const ScanTensors& tensors_;
-  const Stage& at_;
-  const RecordLayout& layout_;
-  const unsigned char* record_;
-  std::int64_t record_step_;
-  int row_, head_, key_head_, column_;
-  bool separate_, with_value_;
-};
-
-// Rows beyond the end of a sequence belong to the next one, whose numbers may be anything. The copy
-// engine brings them all the same; the workers clear them, all together, before they read the
-// tiles.
-template <class T>
-__device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
-  constexpr int kPieces = T::kColumns / 8;
-  for (int i = rows * kPieces + static_cast<int>(threadIdx.x); i < 64 * kPieces;
-       i += kScanWorkers) {
-    *reinterpret_cast<uint4*>(tile + T::place(i / kPieces, i % kPieces)) = make_uint4(0, 0, 0, 0);
-  }
-}
-template <int DK, bool Scaled>
-__device__ __forceinline__ void clear_beyond(unsigned char* stage, const ScanStage<DK, Scaled>& at,
-                                             int rows, bool seen) {
-  using Stage = ScanStage<DK, Scaled>;
-  constexpr int kWorkersBarrier = 9;
-  clear_rows<typename Stage::Value>(stage + at.value, rows);
+// The same with the copy engine, by one thread, for all groups of a block: chunk `index` of the
+// sequence. Its bytes are counted at `barrier`, with one arrival.
+template <int DK, bool Scaled, bool Delta, bool Seen, int Groups>
+__device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTensors& tensors,
+                                          const ScanTask& task, unsigned char* stage, int index,
+                                          std::uint64_t* barrier) {
+  using Stage = ScanStage<DK, Scaled, Delta, Seen, Groups>;
+  using Key = typename Stage::Key;
+  constexpr int kNumbers = number_bytes(DK);
+  const RecordLayout& layout = chunk.layout;
+  const unsigned char* record = task.record + index * (chunk.call.value_heads * layout.bytes);
+  const bool separate = Stage::separate(chunk.call.same_key);
+  const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate) ? 1 : 0);
+  mbarrier_arrive_expect(
+      barrier,
+      static_cast<std::uint32_t>(kNumbers + (Delta ? kSquareBytes : 0) + (Seen ? kSquareBytes : 0) +
+                                 task.values * Stage::Value::kBytes + keys * Key::kBytes));
+  const int row = static_cast<int>(task.row) + index * kChunkRows;
   if constexpr (!Scaled) {
-    clear_rows<typename Stage::Key>(stage + at.write, rows);
-    if (at.erase != at.write) clear_rows<typename Stage::Key>(stage + at.erase, rows);
-    if (seen) clear_rows<typename Stage::Key>(stage + at.query, rows);
+    const auto rows = [&](unsigned char* tile, const TensorMap* map) {
+#pragma unroll
+      for (int block = 0; block < DK / 64; ++block) {
+        copy_rows(tile + block * Key::kBytes / (DK / 64), map, block * 64, task.key_head, row,
+                  barrier);
+      }
+    };
+    if constexpr (Delta) {
+      if (separate) rows(stage + Stage::kEnd, &tensors.erase);
+    }
+    rows(stage + Stage::kWrite, &tensors.write);
+    if constexpr (Seen) rows(stage + Stage::kQuery, &tensors.query);
   }
-  fence_async();
-  barrier_sync(kWorkersBarrier, kScanWorkers);
+  for (int i = 0; i < task.values; ++i) {
+    copy_rows(stage + Stage::kValue + i * Stage::Value::kBytes, &tensors.value,
+              (task.tile + i) * kValueTile, task.head, row, barrier);
+  }
+  if constexpr (Seen) {
+    copy_bulk(stage + Stage::kSquareY, record, static_cast<std::uint32_t>(layout.square_low),
+              barrier);
+  } else {
+    if constexpr (Delta) copy_bulk(stage + Stage::kSquareY, record, kSquareBytes, barrier);
+    copy_bulk(stage + Stage::kIn, record + layout.in, kNumbers, barrier);
+    if constexpr (Scaled) {
+      const std::int64_t from = Delta ? layout.erase : layout.write;
+      copy_bulk(stage + (Delta ? Stage::kScaledErase : Stage::kScaledWrite), record + from,
+                static_cast<std::uint32_t>(layout.square_low - from), barrier);
+    }
+  }
 }
 
-// The barriers between the two parts of a block, for each stage: `full` when its tiles are there
-// (ordinary copies; the copy engine counts at mbarriers), `done` when the workers have read them
-// and, where there is a result, put it in the value tile.
-inline constexpr int kFullBarrier = 1, kDoneBarrier = 5;
+// The barriers between the parts of a block. The copy engine counts what has arrived in a stage at
+// an mbarrier, and at another one the warps of the groups say when they have read the stage and,
+// where there is a result, put it in the tile of their values. With ordinary copies both are named
+// barriers, `full` and `done`, one for each stage.
+inline constexpr int kFullBarrier = 1, kDoneBarrier = 5, kGroupBarrier = 9, kFeederBarrier = 13;
 
-// Before anything else, by all threads; also orders what they wrote to shared memory before.
-template <class Engine, int Stages>
-__device__ __forceinline__ void start_barriers(std::uint64_t* arrived) {
-  if constexpr (Engine::kBulk) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < Stages; ++i) mbarrier_init(arrived + i, 1);
+struct ScanBarriers {
+  std::uint64_t *arrived, *done;  // [stages] each
+
+  // Behind the stages, and the task behind them.
+  __device__ ScanBarriers(unsigned char* shared, int stages, int stage_bytes)
+      : arrived(reinterpret_cast<std::uint64_t*>(shared + stages * stage_bytes)),
+        done(arrived + stages) {}
+};
+// Bytes of shared memory of a block.
+__host__ __device__ constexpr int scan_bytes(int stages, int stage_bytes) {
+  return stages * (stage_bytes + 16) + static_cast<int>(sizeof(ScanTask));
+}
+
+// The beginning of a block, by all threads: its task and its barriers.
+template <class Engine>
+__device__ __forceinline__ const ScanTask& start_block(const ScanBarriers& barriers, int stages,
+                                                       const ChunkCall& chunk,
+                                                       const ScanTensors& tensors,
+                                                       std::int64_t block, int segments, bool maps,
+                                                       int from, int most) {
+  auto& task = *reinterpret_cast<ScanTask*>(barriers.done + stages);
+  if (threadIdx.x == 0) {
+    task.set(chunk, static_cast<std::uint32_t>(block), segments, maps, from, most);
+    if constexpr (Engine::kBulk) {
+#pragma unroll 1
+      for (int i = 0; i < stages; ++i) {
+        mbarrier_init(barriers.arrived + i, 1);
+        mbarrier_init(barriers.done + i, task.groups * 4);
+      }
       mbarrier_fence();
     }
   }
+  if constexpr (Engine::kBulk) {
+    if (feeder_thread() == 0 && group_number() == ScanBlock<Engine>::kGroups) {
+      fetch_map(&tensors.value);
+      fetch_map(&tensors.write);
+      fetch_map(&tensors.query);
+    }
+  }
   __syncthreads();
+  return task;
 }
 
-// Both feeding loops go over chunks begin, begin + step, ..., `count` of them, in a block of
-// `threads`.
+// Which stage comes next, and the parity of its turn.
+struct Turn {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ Turn next(int stages) const {
+    return stage + 1 == stages ? Turn{0, parity ^ 1U} : Turn{stage + 1, parity};
+  }
+};
 
-// What the feeding warp does with the copy engine. `load(stage, index)` issues copies, by one lane;
-// `store(stage, index)` takes a result away.
-template <int Stages, class Load, class Store>
-__device__ __forceinline__ void feed_bulk(std::int64_t begin, std::int64_t count, std::int64_t step,
-                                          int threads, Load&& load, Store&& store) {
-  const bool leads = threadIdx.x == kScanWorkers;
-  for (int number = 0; number < count && number < Stages - 1; ++number) {
+// Rows beyond the end of a sequence belong to the next one, whose numbers may be anything. The copy
+// engine brings them all the same; every group clears them, all together, before it reads the
+// tiles. (What another group reads meanwhile are zeros already.)
+template <class T>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
+  constexpr int kPieces = T::kColumns / 8;
+  for (int i = rows * kPieces + group_thread(); i < 64 * kPieces; i += kGroup) {
+    *reinterpret_cast<uint4*>(tile + T::place(i / kPieces, i % kPieces)) = make_uint4(0, 0, 0, 0);
+  }
+}
+template <class Stage, bool Scaled, bool Seen>
+__device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key, int rows) {
+  clear_rows<typename Stage::Value>(stage + Stage::kValue + group_number() * Stage::Value::kBytes,
+                                    rows);
+  if constexpr (!Scaled) {
+    clear_rows<typename Stage::Key>(stage + Stage::kWrite, rows);
+    if (Stage::separate(same_key)) clear_rows<typename Stage::Key>(stage + Stage::kEnd, rows);
+    if constexpr (Seen) clear_rows<typename Stage::Key>(stage + Stage::kQuery, rows);
+  }
+  fence_async();
+  barrier_sync(kGroupBarrier + group_number(), kGroup);
+}
+
+// The feeding loops go over chunks begin, begin + step, ..., `count` of them.
+
+// What the four feeding warps do with the copy engine. `load(stage, index)` issues copies, by one
+// lane; `store(stage, index)` takes a result away.
+template <class Load, class Store>
+__device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stages, int begin,
+                                          int count, int step, Load&& load, Store&& store) {
+  const bool leads = feeder_thread() == 0;
+  for (int number = 0; number < count && number < stages; ++number) {
     if (leads) load(number, begin + number * step);
   }
-  int ahead = Stages - 1;  // the stage that is filled next, which is that of the chunk before
-  for (std::int64_t number = 0; number <= count; ++number) {
-    if (number > 0) {
-      barrier_sync(kDoneBarrier + ahead, threads);
-      store(ahead, begin + (number - 1) * step);
+  Turn turn;
+  for (int number = 0; number < count; ++number) {
+    mbarrier_wait(barriers.done + turn.stage, turn.parity);
+    store(turn.stage, begin + number * step);
+    if (number + stages < count) {
       fence_async();
-      __syncwarp();
+      barrier_sync(kFeederBarrier, kGroup);
+      if (leads) load(turn.stage, begin + (number + stages) * step);
     }
-    if (leads && number + Stages - 1 < count) load(ahead, begin + (number + Stages - 1) * step);
-    ahead = ahead + 1 == Stages ? 0 : ahead + 1;
+    turn = turn.next(stages);
   }
 }
 
-// What the feeding half does: chunks begin, begin + step, ... , `count` of them. `load(stage,
-// index)` issues copies, `store(stage, index)` takes a result away.
+// What they do otherwise.
 template <int Stages, class Load, class Store>
-__device__ __forceinline__ void feed(std::int64_t begin, std::int64_t count, std::int64_t step,
-                                     int threads, Load&& load, Store&& store) {
+__device__ __forceinline__ void feed(int begin, int count, int step, int threads, Load&& load,
+                                     Store&& store) {
   int ahead = 0;  // the stage that is filled next
-  const auto fill = [&](std::int64_t number) {
+  const auto fill = [&](int number) {
     if (number < count) load(ahead, begin + number * step);
     ahead = ahead + 1 == Stages ? 0 : ahead + 1;
     copy_commit();
@@ -274,7 +283,7 @@ __device__ __forceinline__ void feed(std::int64_t begin, std::int64_t count, std
 #pragma unroll
   for (int i = 0; i < Stages - 1; ++i) fill(i);
   int stage = 0;
-  for (std::int64_t number = 0; number < count; ++number) {
+  for (int number = 0; number < count; ++number) {
     copy_wait<Stages - 2>();
     fence_async();
     barrier_arrive(kFullBarrier + stage, threads);
@@ -292,12 +301,12 @@ __device__ __forceinline__ void feed(std::int64_t begin, std::int64_t count, std
   copy_wait<0>();
 }
 
-// Takes the rows of a value tile away, `rows` of them and `columns` elements of each; by `Threads`
-// threads.
-template <class T, int Threads>
+// Takes the rows of a value tile away, `rows` of them and `columns` elements of each; by the
+// feeding warps.
+template <class T>
 __device__ __forceinline__ void take_rows(const unsigned char* tile, unsigned char* to,
                                           std::int64_t stride, int rows, int columns) {
-  constexpr int kRows = Threads / 8;  // of one pass
+  constexpr int kRows = kGroup / 8;  // of one pass
   const int piece = feeder_thread() % 8, first = feeder_thread() / 8;
   if (piece * 8 >= columns) return;
   to += first * stride + piece * 16;

@@ -1,12 +1,12 @@
 #pragma once
 
-// The forward scan. Per chunk, with S the transposed state [64 value columns, K]:
+// The forward scan. Per chunk, with S the transposed state [64 value columns, K] of a group:
 //
 //     R = V - in (S E~^T);   Z = R Y^T;   U = gain Z;   O = scale in (S Q~^T) + U P^T
 //     S = keep S + (out U) W^
 //
-// (rows of these matrices are value columns). Products with S are issued before what needs them:
-// S Q~^T runs while R is made, U P^T while the state is updated.
+// (rows of these matrices are value columns). Products are issued in the order in which something
+// waits for them, and those for O in between, where the tensor cores would wait for rounding.
 
 #include "recurrence/cuda/chunk_scan_feed.hpp"
 
@@ -18,201 +18,295 @@ struct ScanForward {
   SegmentMaps maps;   // h set: write maps, not outputs
   void* z = nullptr;  // Z, [R, HV, V], of delta calls without output; may be null
   ScanTensors tensors;
+  int stages = 2;
+  int groups = 1;  // of a block that have a tile, at most
 };
 
-template <class Format, int DK, bool Scaled, bool Delta, bool Output, int Stages, class Engine>
-__device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
-  using Stage = ScanStage<DK, Scaled>;
-  constexpr int kSteps = DK / 16;
-  const ChunkCall& chunk = scan.chunk;
+// Brings the chunks of a task, in order or from the last to the first, and takes the rows that the
+// groups leave in the tiles of their values to `result` ([R, HV, V], may be null). By the four
+// warps behind the groups.
+template <int DK, bool Scaled, bool Delta, bool Seen, class Engine>
+__device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTensors& tensors,
+                                          const ScanTask& task, const ScanBarriers& barriers,
+                                          int stages, const void* value, void* result, bool back) {
+  constexpr int kGroups = ScanBlock<Engine>::kGroups;
+  using Stage = ScanStage<DK, Scaled, Delta, Seen, kGroups>;
+  using Value = typename Stage::Value;
   const TwoKeyCall& call = chunk.call;
-  const Stage at(Delta, call.same_key, Output);
   unsigned char* const shared = shared_memory();
-  const ScanTask task(chunk, block, scan.segments.count, scan.maps.h != nullptr);
-  if (!call.takes(task.rows)) return;
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  // Tiles behind those of v carry M: value columns that start as the unit matrix, with v = 0.
-  const int value_count = value_tiles(call.d_v);
-  const bool map = task.tile >= value_count;
-  const int column = (map ? task.tile - value_count : task.tile) * kValueTile;
-  const int columns = map ? call.d_k : call.d_v;
+  const int bytes = Stage::bytes(call.same_key), column = task.tile * kValueTile;
+  const std::int64_t stride = call.value_heads * call.d_v * 2;
+  unsigned char* const to = static_cast<unsigned char*>(result) + task.row * stride +
+                            (static_cast<std::int64_t>(task.head) * call.d_v + column) * 2;
+  const auto store = [&](int stage, int index) {
+    if (result == nullptr) return;
+    const int rows = task.count(index), groups = task.groups;
+#pragma unroll 1
+    for (int group = 0; group < groups; ++group) {
+      take_rows<Value>(shared + stage * bytes + Stage::kValue + group * Value::kBytes,
+                       to + index * kChunkRows * stride + group * kValueTile * 2, stride, rows,
+                       call.d_v - column - group * kValueTile);
+    }
+  };
+  const int first = back ? task.end - 1 : task.begin, step = back ? -1 : 1;
+  if constexpr (Engine::kBulk) {
+    feed_bulk(
+        barriers, stages, first, task.end - task.begin, step,
+        [&](int stage, int index) {
+          load_bulk<DK, Scaled, Delta, Seen, kGroups>(chunk, tensors, task, shared + stage * bytes,
+                                                      index, barriers.arrived + stage);
+        },
+        store);
+  } else {
+    const ChunkLoader<DK, Scaled, Delta, Seen> loader(chunk, task, value);
+    feed<2>(
+        first, task.end - task.begin, step, ScanBlock<Engine>::kThreads,
+        [&](int stage, int index) {
+          loader.load(shared + stage * bytes, index, task.count(index));
+        },
+        store);
+  }
+}
 
-  // Rows that the block writes: O, or Z.
-  unsigned char* const result = static_cast<unsigned char*>(Output          ? call.o
-                                                            : map || !Delta ? nullptr
-                                                                            : scan.z);
-  constexpr int kThreads = kScanThreads<Engine>;
-  auto* const arrived = reinterpret_cast<std::uint64_t*>(shared + Stages * at.bytes);
-  if (map) {  // values of zero in every stage
-    for (int s = 0; s < Stages; ++s) {
-      for (int i = static_cast<int>(threadIdx.x) * 16; i < Stage::Value::kBytes;
-           i += kThreads * 16) {
-        *reinterpret_cast<uint4*>(shared + s * at.bytes + at.value + i) = make_uint4(0, 0, 0, 0);
-      }
+// A group's way through the stages.
+template <class Engine>
+class StageTurns {
+ public:
+  __device__ StageTurns(const ScanBarriers& barriers, int stages)
+      : barriers_(barriers), stages_(stages) {}
+  __device__ __forceinline__ int stage() const { return turn_.stage; }
+  // The first chunk's tiles, if there is one.
+  __device__ __forceinline__ void first(bool any) const { wait(turn_, any); }
+  // The next chunk's tiles, if there is one. May come while products run.
+  __device__ __forceinline__ void ahead(bool wanted) const { wait(turn_.next(stages_), wanted); }
+  // Where ordinary copies bring the tiles the wait is here instead, at the start of a chunk.
+  __device__ __forceinline__ void start() const {
+    if constexpr (!Engine::kBulk) barrier_sync(kFullBarrier + turn_.stage, kThreads);
+  }
+  // The group has done with the stage.
+  __device__ __forceinline__ void finish() {
+    if constexpr (Engine::kBulk) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers_.done + turn_.stage);
+    } else {
+      barrier_arrive(kDoneBarrier + turn_.stage, kThreads);
+    }
+    turn_ = turn_.next(stages_);
+  }
+
+ private:
+  static constexpr int kThreads = ScanBlock<Engine>::kThreads;
+  __device__ __forceinline__ void wait(const Turn& turn, bool wanted) const {
+    if constexpr (Engine::kBulk) {
+      mbarrier_wait(barriers_.arrived + turn.stage, turn.parity, wanted);
     }
   }
-  start_barriers<Engine, Stages>(arrived);
-  if (threadIdx.x >= kScanWorkers) {
-    const std::int64_t stride = call.value_heads * call.d_v * 2;
-    const std::int64_t place = task.row * stride + (task.head * call.d_v + column) * 2;
-    const auto store = [&](int stage, std::int64_t index) {
-      if (result == nullptr) return;
-      take_rows<typename Stage::Value, kThreads - kScanWorkers>(
-          shared + stage * at.bytes + at.value, result + place + index * kChunkRows * stride,
-          stride, task.count(index), call.d_v - column);
-    };
-    if constexpr (Engine::kBulk) {
-      const BulkLoader<DK, Scaled, Delta, Output> loader(chunk, scan.tensors, at, task.sequence,
-                                                         task.first_chunk, task.head, !map, column);
-      feed_bulk<Stages>(
-          task.begin, task.end - task.begin, 1, kThreads,
-          [&](int stage, std::int64_t index) {
-            loader.load(shared + stage * at.bytes, index, arrived + stage);
-          },
-          store);
-    } else {
-      const ChunkLoader<DK, Scaled, Delta, Output> loader(
-          chunk, at, task.sequence, task.first_chunk, task.head, map ? nullptr : call.v, column);
-      feed<Stages>(
-          task.begin, task.end - task.begin, 1, kThreads,
-          [&](int stage, std::int64_t index) {
-            loader.load(shared + stage * at.bytes, index, task.count(index));
-          },
-          store);
+
+  const ScanBarriers& barriers_;
+  int stages_;
+  Turn turn_;
+};
+
+// Where a group's state comes from and goes to.
+struct StatePlace {
+  bool map;    // the group carries M: value columns that start as the unit matrix, with v = 0
+  int tile;    // of v, or of the map
+  int column;  // the first of the tile
+  std::int64_t head;  // sequence * HV + head
+
+  __device__ StatePlace(const TwoKeyCall& call, const ScanTask& task, int group)
+      : map(group >= task.values),
+        tile(task.tile + group - (map ? value_tiles(call.d_v) : 0)),
+        column(tile * kValueTile),
+        head(task.sequence * call.value_heads + task.head) {}
+};
+
+template <int DK>
+__device__ __forceinline__ void load_state(float (&state)[DK / 2], const ScanForward& scan,
+                                           const ScanTask& task, const StatePlace& place) {
+  const TwoKeyCall& call = scan.chunk.call;
+  if (place.map) {  // the unit matrix
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int v = place.column + 16 * group_warp() + lane / 4, k = 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < DK / 2; ++i) {
+      const bool one = 8 * (i / 4) + k + i % 2 == v + i / 2 % 2 * 8;
+      state[i] = one && 8 * (i / 4) < call.d_k ? 1.0F : 0.0F;
     }
     return;
   }
+  const std::int64_t size = static_cast<std::int64_t>(call.d_k) * call.d_v;
+  if (task.segment == 0 && call.initial_state != nullptr) {
+    read_state<DK>(state, call.initial_state + place.head * size, place.column, call.d_k, call.d_v);
+  } else if (task.segment > 0 && scan.segments.starts != nullptr) {
+    read_transposed<DK>(
+        state, scan.segments.starts + (place.head * scan.segments.count + task.segment) * size,
+        place.column, call.d_k, call.d_v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
+  }
+}
+
+template <int DK>
+__device__ __forceinline__ void store_state(const float (&state)[DK / 2], const ScanForward& scan,
+                                            const ScanTask& task, const StatePlace& place) {
+  const TwoKeyCall& call = scan.chunk.call;
+  const std::int64_t size = static_cast<std::int64_t>(call.d_k) * call.d_v;
+  if (scan.maps.h != nullptr) {
+    const std::int64_t number = place.head * scan.segments.count + task.segment;
+    if (place.map) {
+      unsigned char* const to = static_cast<unsigned char*>(scan.maps.m) +
+                                number * map_bytes(call.d_k) +
+                                std::int64_t{place.tile} * map_tile_bytes(call.d_k) * 2;
+      std::uint32_t high[DK / 16][4], low[DK / 16][4];
+      round_to<bf16>(high, state);
+      rest_of<bf16>(low, state, high);
+      store_state_tile<DK>(high, to);
+      store_state_tile<DK>(low, to + map_tile_bytes(call.d_k));
+    } else {
+      write_transposed<DK>(scan.maps.h + number * size, state, place.column, call.d_k, call.d_v);
+    }
+  } else if (call.final_state != nullptr && task.segment == scan.segments.count - 1) {
+    write_state<DK>(call.final_state + place.head * size, state, 1.0F, place.column, call.d_k,
+                    call.d_v);
+  }
+}
+
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
+__device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
+  using Block = ScanBlock<Engine>;
+  using Stage = ScanStage<DK, Scaled, Delta, Output, Block::kGroups>;
+  constexpr int kSteps = DK / 16;
+  const ChunkCall& chunk = scan.chunk;
+  const TwoKeyCall& call = chunk.call;
+  unsigned char* const shared = shared_memory();
+  const int bytes = Stage::bytes(call.same_key);
+  const ScanBarriers barriers(shared, scan.stages, bytes);
+  const ScanTask& task =
+      start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block, scan.segments.count,
+                          scan.maps.h != nullptr, 0, scan.groups);
+  if (!call.takes(task.rows)) return;
+  const int group = group_number();
+
+  if (threadIdx.x >= Block::kWorkers) {
+    Engine::template give_registers<kFeedRegisters>();
+    const void* const value = task.values > 0 ? call.v : nullptr;
+    void* const result = Output ? call.o : Delta && task.values > 0 ? scan.z : nullptr;
+    feed_scan<DK, Scaled, Delta, Output, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
+                                                 value, result, false);
+    return;
+  }
+  Engine::template take_registers<kGroupRegisters>();
+  if (group >= task.groups) return;
 
   float state[DK / 2];
-#pragma unroll
-  for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
-  const std::int64_t head_number = task.sequence * call.value_heads + task.head;
-  if (map) {
-    each_state_element<DK>(column, call.d_k, columns,
-                           [&](int i, int k, int v) { state[i] = k == v ? 1.0F : 0.0F; });
-  } else if (task.segment == 0) {
-    if (call.initial_state != nullptr) {
-      const float* from = call.initial_state + head_number * call.d_k * call.d_v;
-      each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
-        state[i] = from[static_cast<std::int64_t>(k) * call.d_v + v];
-      });
-    }
-  } else if (scan.segments.starts != nullptr) {
-    const float* from = scan.segments.starts +
-                        (head_number * scan.segments.count + task.segment) * call.d_k * call.d_v;
-    each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
-      state[i] = from[static_cast<std::int64_t>(v) * call.d_k + k];
-    });
-  }
-  int turn = 0;
-  std::uint32_t parity = 0;
-  // The next chunk's tiles are waited for while the last products of this one run.
-  const auto wait_for = [&](int stage, std::uint32_t phase, bool wanted) {
-    if constexpr (Engine::kBulk) mbarrier_wait(arrived + stage, phase, wanted);
-  };
-  wait_for(0, 0, task.end > task.begin);
-  for (std::int64_t index = task.begin; index < task.end; ++index) {
-    unsigned char* const stage = shared + turn * at.bytes;
+  load_state<DK>(state, scan, task, StatePlace(call, task, group));
+  const std::uint32_t mask = group >= task.values ? 0U : ~0U;  // for the values
+  StageTurns<Engine> turns(barriers, scan.stages);
+  turns.first(task.end > task.begin);
+  for (int index = task.begin; index < task.end; ++index) {
+    unsigned char* const stage = shared + turns.stage() * bytes;
+    unsigned char* const values = stage + Stage::kValue + group * Stage::Value::kBytes;
     if constexpr (Engine::kBulk) {
-      if (task.count(index) < kChunkRows) clear_beyond(stage, at, task.count(index), Output);
-    } else {
-      barrier_sync(kFullBarrier + turn, kThreads);
+      const int count = task.count(index);
+      if (count < kChunkRows) clear_beyond<Stage, Scaled, Output>(stage, call.same_key, count);
     }
+    turns.start();
 
-    std::uint32_t left[kSteps][4];  // the state, rounded
+    float error[32];                  // S E~^T, then R, then Z, then U
+    [[maybe_unused]] float seen[32];  // the output
+    std::uint32_t left[kSteps][4];    // the state, rounded
+    [[maybe_unused]] const auto see = [&](int from, int to) {
+#pragma unroll
+      for (int k = from; k < to; ++k) {
+        Engine::template multiply<typename Stage::Key, false>(seen, left[k], stage + Stage::kQuery,
+                                                              k, k == 0);
+      }
+      Engine::commit();
+    };
     round_to<Format>(left, state);
-    float error[32];  // S E~^T, then R, then Z, then U
-    float seen[32];   // the output
     Engine::begin();
     if constexpr (Delta) {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
-        Engine::template multiply<typename Stage::Key, false>(error, left[k], stage + at.erase, k,
-                                                              k == 0);
+        Engine::template multiply<typename Stage::Key, false>(
+            error, left[k], stage + Stage::erase(call.same_key), k, k == 0);
       }
       Engine::commit();
     }
-    if constexpr (Output) {
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        Engine::template multiply<typename Stage::Key, false>(seen, left[k], stage + at.query, k,
-                                                              k == 0);
-      }
-      Engine::commit();
-    }
-    if (chunk.states != nullptr && !map) {
+    if constexpr (Output) see(0, Delta ? kSteps / 2 : kSteps);
+    if (chunk.states != nullptr) {
       store_state_tile<DK>(
           left, static_cast<unsigned char*>(chunk.states) +
-                    2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile));
+                    2 * chunk.state_tile(task.first_chunk + index, task.head, task.tile + group));
     }
     std::uint32_t right[4][4];  // V, then R, then Z or U, rounded
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      load_a_transposed<typename Stage::Value>(right[k], stage + at.value, 16 * warp, k);
-    }
-    float2 in[8];
+      load_a_transposed<typename Stage::Value>(right[k], values, 16 * group_warp(), k);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) in[n] = pair_of(stage + at.in, n);
+      for (int j = 0; j < 4; ++j) right[k][j] &= mask;
+    }
     if constexpr (Delta) {
       Engine::template wait<Output ? 1 : 0>();
       Engine::hold(error);
     }
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
+      const float2 in = pair_of(stage + Stage::kIn, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float2 v = unpack<Format>(right[n / 2][2 * (n % 2) + j]);
         float* at_error = error + 4 * n + 2 * j;
-        at_error[0] = Delta ? v.x - in[n].x * at_error[0] : v.x;
-        at_error[1] = Delta ? v.y - in[n].y * at_error[1] : v.y;
+        at_error[0] = Delta ? v.x - in.x * at_error[0] : v.x;
+        at_error[1] = Delta ? v.y - in.y * at_error[1] : v.y;
       }
     }
-    [[maybe_unused]] const bool precise =
-        Delta && *reinterpret_cast<const float*>(stage + at.precise) != 0.0F;
-    [[maybe_unused]] std::uint32_t rest[4][4];
     if constexpr (Delta) {
+      const bool precise = *reinterpret_cast<const float*>(stage + Stage::kPrecise) != 0.0F;
       round_to<Format>(right, error);
-      if (precise) rest_of<Format>(rest, error, right);
+      if (precise) {
+        std::uint32_t rest[4][4];
+        rest_of<Format>(rest, error, right);
+        put_rows<typename Stage::Value>(rest, values);
+      }
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Square, false>(error, right[k],
-                                                                 stage + at.square_y, k, k == 0);
+        Engine::template multiply<typename Stage::Square, false>(
+            error, right[k], stage + Stage::kSquareY, k, k == 0);
       }
       Engine::commit();
-    }
-    decay_state<DK, Scaled>(state, stage + at.keep);
-    if constexpr (Delta) {
-      Engine::template wait<0>();
+      if constexpr (Output) see(kSteps / 2, kSteps);
+      decay_state<DK, Scaled>(state, stage + Stage::kKeep);
+      Engine::template wait<Output ? 1 : 0>();
       Engine::hold(error);
-      if constexpr (Output) Engine::hold(seen);
       if (precise) {
-        add_rest<Format, typename Stage::Square, false>(
-            error, right, rest, stage + at.square_y,
-            chunk.record(task.first_chunk + index, task.head) + chunk.layout.square_low);
+        add_rest<Format, typename Stage::Value, typename Stage::Square, false>(
+            error, right, values, stage + Stage::kSquareY,
+            task.record + index * (call.value_heads * chunk.layout.bytes) +
+                chunk.layout.square_low);
+        fence_async();
+      }
+      if constexpr (!Output) {
+        if (scan.z != nullptr) {
+          round_to<Format>(right, error);
+          put_rows<typename Stage::Value>(right, values);
+        }
       }
     } else {
-      Engine::template wait<0>();
-      if constexpr (Output) Engine::hold(seen);
-    }
-    if constexpr (!Output && Delta) {
-      if (result != nullptr) {
-        round_to<Format>(right, error);
-        put_rows<typename Stage::Value>(right, stage + at.value);
-      }
+      decay_state<DK, Scaled>(state, stage + Stage::kKeep);
     }
     std::uint32_t update[4][4];  // out U
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 out = pair_of(stage + at.out, n);
-      const float2 gain = pair_of(stage + at.gain, n);
+      const float2 out = pair_of(stage + Stage::kOut, n);
+      const float2 gain = pair_of(stage + Stage::kGain, n);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         error[4 * n + 2 * j] *= gain.x;
         error[4 * n + 2 * j + 1] *= gain.y;
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
         update[n / 2][2 * (n % 2) + j] =
             pack<Format>(out.x * error[4 * n + 2 * j], out.y * error[4 * n + 2 * j + 1]);
       }
@@ -220,54 +314,41 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Engine::template multiply<typename Stage::Key, true>(state, update[k], stage + at.write, k,
-                                                           false);
+      Engine::template multiply<typename Stage::Key, true>(state, update[k], stage + Stage::kWrite,
+                                                           k, false);
     }
     Engine::commit();
     if constexpr (Output) {
       round_to<Format>(right, error);  // U
+      Engine::template wait<1>();
+      Engine::hold(seen);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        seen[4 * n] *= call.scale * in[n].x;
-        seen[4 * n + 1] *= call.scale * in[n].y;
-        seen[4 * n + 2] *= call.scale * in[n].x;
-        seen[4 * n + 3] *= call.scale * in[n].y;
+        const float2 in = pair_of(stage + Stage::kIn, n);
+        seen[4 * n] *= call.scale * in.x;
+        seen[4 * n + 1] *= call.scale * in.y;
+        seen[4 * n + 2] *= call.scale * in.x;
+        seen[4 * n + 3] *= call.scale * in.y;
       }
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply<typename Stage::Square, false>(seen, right[k],
-                                                                 stage + at.square_p, k, false);
+                                                                 stage + Stage::kSquareP, k, false);
       }
       Engine::commit();
     }
-    wait_for(turn + 1 == Stages ? 0 : turn + 1, parity ^ (turn + 1 == Stages ? 1U : 0U),
-             index + 1 < task.end);
+    turns.ahead(index + 1 < task.end);
     Engine::template wait<0>();
     Engine::hold(state);
     if constexpr (Output) {
       Engine::hold(seen);
       round_to<Format>(right, seen);
-      put_rows<typename Stage::Value>(right, stage + at.value);
+      put_rows<typename Stage::Value>(right, values);
     }
-    barrier_arrive(kDoneBarrier + turn, kThreads);
-    turn = turn + 1 == Stages ? 0 : turn + 1;
-    if (turn == 0) parity ^= 1;
+    turns.finish();
   }
-
-  if (scan.maps.h != nullptr) {
-    const std::int64_t number = head_number * scan.segments.count + task.segment;
-    float* to = map ? scan.maps.m + number * call.d_k * call.d_k
-                    : scan.maps.h + number * call.d_k * call.d_v;
-    each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
-      to[static_cast<std::int64_t>(v) * call.d_k + k] = state[i];
-    });
-  } else if (call.final_state != nullptr && task.segment == scan.segments.count - 1) {
-    float* to = call.final_state + head_number * call.d_k * call.d_v;
-    each_state_element<DK>(column, call.d_k, columns, [&](int i, int k, int v) {
-      to[static_cast<std::int64_t>(k) * call.d_v + v] = state[i];
-    });
-  }
+  store_state<DK>(state, scan, task, StatePlace(call, task, group));
 }
 
 }  // namespace rankone::recurrence::cuda

@@ -8,29 +8,32 @@
 
 namespace rankone::recurrence::cuda {
 
-// Three stages fit a Hopper block up to K = 128 with all three keys, two the 163 KB of older
-// data-centre GPUs.
-template <class Engine>
-inline constexpr int kScanStages = Engine::kBulk ? 3 : 2;
-
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
-__global__ void __launch_bounds__(kScanThreads<Engine>, 1)
+__global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
     scan_kernel(const __grid_constant__ ScanForward scan) {
-  scan_forward<Format, DK, Scaled, Delta, Output, kScanStages<Engine>, Engine>(scan, blockIdx.x);
+  scan_forward<Format, DK, Scaled, Delta, Output, Engine>(scan, blockIdx.x);
 }
 
-// The first half of the blocks goes back, the others forward.
+// The first blocks go back, the others forward.
 template <class Format, int DK, bool Scaled, bool Delta, class Engine>
-__global__ void __launch_bounds__(kScanThreads<Engine>, 1)
+__global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
     scan_back_kernel(const __grid_constant__ ScanBackward back,
                      const __grid_constant__ ScanForward forward) {
-  const std::int64_t half = gridDim.x / 2;
-  if (blockIdx.x < half) {
-    scan_backward<Format, DK, Scaled, Delta, kScanStages<Engine>, Engine>(back, blockIdx.x);
+  if (blockIdx.x < back.blocks) {
+    scan_backward<Format, DK, Scaled, Delta, Engine>(back, blockIdx.x);
   } else {
-    scan_forward<Format, DK, Scaled, Delta, false, kScanStages<Engine>, Engine>(forward,
-                                                                                blockIdx.x - half);
+    scan_forward<Format, DK, Scaled, Delta, false, Engine>(forward, blockIdx.x - back.blocks);
   }
+}
+
+// As many stages as fit a block: on Hopper's 227 KB at most four, with ordinary copies two (of the
+// 163 KB of older data-centre GPUs).
+template <class Engine>
+int scan_stages(int stage_bytes) {
+  constexpr int kMostBytes = 227 * 1024;
+  int stages = 2;
+  while (Engine::kBulk && stages < 4 && scan_bytes(stages + 1, stage_bytes) <= kMostBytes) ++stages;
+  return stages;
 }
 
 // Calls visit with the compile-time choices of a call: DK, Scaled, Delta.
@@ -51,31 +54,26 @@ void with_scan_choices(const TwoKeyCall& call, Visit&& visit) {
   if (!scaled && !call.delta) with_dk(bool_constant<false>{}, bool_constant<false>{});
 }
 
-// The rows of a call for the copy engine; `value` is v or dO.
-inline ScanTensors scan_tensors(const ChunkCall& chunk, const void* value) {
-  const TwoKeyCall& call = chunk.call;
-  const std::int64_t rows = call.rows.count;
-  ScanTensors tensors = {};
-  if (call.gate != GateKind::channel) {
-    tensors.query = row_map(call.q, rows, call.heads, call.d_k);
-    tensors.write = row_map(call.w, rows, call.heads, call.d_k);
-    if (call.delta && !call.same_key) tensors.erase = row_map(call.e, rows, call.heads, call.d_k);
-  }
-  tensors.value = row_map(value, rows, call.value_heads, call.d_v);
-  return tensors;
+// How many tiles a block takes where `wanted` are.
+template <class Engine>
+int block_tiles(int wanted) {
+  return wanted < ScanBlock<Engine>::kGroups ? wanted : ScanBlock<Engine>::kGroups;
 }
 
 template <class Format, class Engine>
 void start_scan(ScanForward scan, bool output, void* stream) {
+  using Block = ScanBlock<Engine>;
   const TwoKeyCall& call = scan.chunk.call;
-  if constexpr (Engine::kBulk) scan.tensors = scan_tensors(scan.chunk, call.v);
+  const bool maps = scan.maps.h != nullptr;
+  scan.groups = block_tiles<Engine>(maps ? scan.segments.map_tiles : scan.segments.scan_tiles);
   const std::int64_t blocks = call.rows.sequences * call.value_heads *
-                              scan_units(call, scan.segments.count, scan.maps.h != nullptr);
+                              scan_units(call, scan.segments.count, maps, scan.groups);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const auto start = [&](auto seen) {
-      const ScanStage<dk, scaled> stage(delta, call.same_key, seen);
-      launch(scan_kernel<Format, dk, scaled, delta, seen, Engine>, blocks, kScanThreads<Engine>,
-             static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8)), stream, scan);
+      const int bytes = ScanStage<dk, scaled, delta, seen, Block::kGroups>::bytes(call.same_key);
+      scan.stages = scan_stages<Engine>(bytes);
+      launch(scan_kernel<Format, dk, scaled, delta, seen, Engine>, blocks, Block::kThreads,
+             static_cast<std::size_t>(scan_bytes(scan.stages, bytes)), stream, scan);
     };
     output ? start(std::true_type{}) : start(std::false_type{});
   });
@@ -83,17 +81,26 @@ void start_scan(ScanForward scan, bool output, void* stream) {
 
 template <class Format, class Engine>
 void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
+  using Block = ScanBlock<Engine>;
   const TwoKeyCall& call = back.chunk.call;
   if constexpr (Engine::kBulk) {
-    back.tensors = scan_tensors(back.chunk, back.back.d_o);
-    forward.tensors = scan_tensors(forward.chunk, call.v);
+    back.tensors = forward.tensors;
+    back.tensors.value = row_map(back.back.d_o, call.rows.count, call.value_heads, call.d_v);
   }
-  const std::int64_t blocks = 2 * call.rows.sequences * call.value_heads * value_tiles(call.d_v);
+  const std::int64_t heads = call.rows.sequences * call.value_heads;
+  const Segments& segments = forward.segments;
+  back.groups = block_tiles<Engine>(back.maps ? segments.map_tiles : segments.scan_tiles);
+  forward.groups = back.groups;
+  back.blocks = heads * scan_units(call, segments.count - (back.maps ? 1 : 0), false, back.groups);
+  const std::int64_t blocks =
+      back.blocks +
+      heads * scan_units(call, segments.count, forward.maps.h != nullptr, forward.groups);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const ScanStage<dk, scaled> stage(delta, call.same_key, true);
-    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, kScanThreads<Engine>,
-           static_cast<std::size_t>(kScanStages<Engine> * (stage.bytes + 8)), stream, back,
-           forward);
+    const int bytes = ScanStage<dk, scaled, delta, true, Block::kGroups>::bytes(call.same_key);
+    back.stages = scan_stages<Engine>(bytes);
+    forward.stages = back.stages;
+    launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, Block::kThreads,
+           static_cast<std::size_t>(scan_bytes(back.stages, bytes)), stream, back, forward);
   });
 }
 

@@ -3,62 +3,68 @@
 // What the scans in both directions share: the tiles of a chunk in shared memory, how they get
 // there, and the state in registers.
 //
-// Four warps hold the transpose of the state, [64 value columns, K], 16 columns each, as float32
-// accumulators. So a state is the left side of the next product as it stands (rounded to the
-// format), every right side is a tile of rows of the chunk, and no warp needs anything of another
-// but those tiles.
+// A group of four warps holds the transpose of a state, [64 value columns, K], 16 columns each, as
+// float32 accumulators. So a state is the left side of the next product as it stands (rounded to
+// the format), every right side is a tile of rows of the chunk, and no warp needs anything of
+// another but those tiles. A block has several groups with a tile of value columns each, which
+// share all tiles but that of the values: one group alone waits most of the time.
 
 #include "recurrence/cuda/chunk_scan.hpp"
 #include "recurrence/cuda/tile.hpp"
 
 namespace rankone::recurrence::cuda {
 
-// Four warps compute; others bring tiles and take results away (chunk_scan_feed.hpp): one where the
-// copy engine does the work (Hopper), four where they copy themselves.
-inline constexpr int kScanWorkers = 128;
-template <class Engine>
-inline constexpr int kScanThreads = kScanWorkers + (Engine::kBulk ? 32 : 128);
+inline constexpr int kGroup = 128;  // threads
 
-// Bytes of one stage, and where its tiles stand. The key tiles come as rows of q, e and w, or, with
-// channel decay (Scaled), from the record.
-template <int DK, bool Scaled>
+// The threads of a block: groups that compute, then four warps that bring tiles and take results
+// away (chunk_scan_feed.hpp).
+template <class Engine>
+struct ScanBlock {
+  static constexpr int kGroups = Engine::kBulk ? 2 : 1;
+  static constexpr int kWorkers = kGroups * kGroup;
+  static constexpr int kThreads = kWorkers + kGroup;
+};
+// Registers of a thread on Hopper: together what 384 threads of 168 have. The scan backwards needs
+// more.
+inline constexpr int kGroupRegisters = 224, kFeedRegisters = 56;
+inline constexpr int kGroupRegistersBack = 232, kFeedRegistersBack = 40;
+__device__ __forceinline__ int group_number() { return static_cast<int>(threadIdx.x) / kGroup; }
+__device__ __forceinline__ int group_thread() { return static_cast<int>(threadIdx.x) % kGroup; }
+__device__ __forceinline__ int group_warp() { return static_cast<int>(threadIdx.x / 32 % 4); }
+
+// Where the tiles of a stage stand. The key tiles come as rows of q, e and w, or, with channel
+// decay (Scaled), from the record. Seen: with q and P. Row tiles stand at multiples of 1,024 bytes;
+// what comes from the record in its order; the only tile that is not always there, that of e where
+// it is not w, at the end.
+template <int DK, bool Scaled, bool Delta, bool Seen, int Groups>
 struct ScanStage {
   using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
   using Value = RowTile<64, kValueTile>;
   using Square = Tile<64, 64, false>;
 
-  int erase, write, query, value, square_y, square_p, in, out, gain, keep, precise, bytes;
+  static constexpr int kValue = 0;  // of each group
+  static constexpr int kRowWrite = kValue + Groups * Value::kBytes;
+  static constexpr int kRowQuery = kRowWrite + (Scaled ? 0 : Key::kBytes);
+  static constexpr int kSquareY = kRowQuery + (Scaled || !Seen ? 0 : Key::kBytes);
+  static constexpr int kSquareP = kSquareY + (Delta ? Square::kBytes : 0);
+  static constexpr int kIn = kSquareP + (Seen ? Square::kBytes : 0);
+  static constexpr int kOut = kIn + 256, kGain = kOut + 256, kKeep = kGain + 256;
+  static constexpr int kPrecise = kKeep + DK * 4;
+  static constexpr int kScaledQuery = kIn + number_bytes(DK);
+  static constexpr int kScaledErase = kScaledQuery + (Scaled && Seen ? Key::kBytes : 0);
+  static constexpr int kScaledWrite = kScaledErase + (Scaled && Delta ? Key::kBytes : 0);
+  static constexpr int kEnd = (kScaledWrite + (Scaled ? Key::kBytes : 0) + 1023) / 1024 * 1024;
+  static constexpr int kQuery = Scaled ? kScaledQuery : kRowQuery;
+  static constexpr int kWrite = Scaled ? kScaledWrite : kRowWrite;
 
-  // `seen`: with q and P. Row tiles come first, for their
-  // alignment; then what stands in the record, in its order.
-  __host__ __device__ ScanStage(bool delta, bool same_key, bool seen) {
-    int at = 0;
-    const auto take = [&at](int size, bool wanted) {
-      const int here = at;
-      if (wanted) at += size;
-      return here;
-    };
-    value = take(Value::kBytes, true);
-    if constexpr (!Scaled) {
-      write = take(Key::kBytes, true);
-      erase = take(Key::kBytes, delta && !same_key);
-      if (!delta || same_key) erase = write;
-      query = take(Key::kBytes, seen);
-    }
-    square_y = take(Square::kBytes, delta);
-    square_p = take(Square::kBytes, seen);
-    in = take(number_bytes(DK), true);
-    out = in + 256;
-    gain = out + 256;
-    keep = gain + 256;
-    precise = keep + DK * 4;
-    if constexpr (Scaled) {
-      query = take(Key::kBytes, seen);
-      erase = take(Key::kBytes, delta);
-      write = take(Key::kBytes, true);
-    }
-    at = (at + 1023) / 1024 * 1024;
-    bytes = at;
+  static __host__ __device__ constexpr bool separate(bool same_key) {
+    return !Scaled && Delta && !same_key;
+  }
+  static __host__ __device__ constexpr int erase(bool same_key) {
+    return Scaled ? kScaledErase : separate(same_key) ? kEnd : kRowWrite;
+  }
+  static __host__ __device__ constexpr int bytes(bool same_key) {
+    return kEnd + (separate(same_key) ? Key::kBytes : 0);
   }
 };
 
@@ -87,17 +93,20 @@ __device__ __forceinline__ void rest_of(std::uint32_t (&rest)[Half / 8][4], cons
   }
 }
 
-// What a chunk marked precise adds to d = a Y^T, or, Transposed, to d = a Y: rest Y and a Y_low. By
-// mma.sync, with the low part straight from global memory: it is seldom wanted, and wgmma in a
-// branch would make the compiler serialise all of it.
-template <class Format, class Square, bool Transposed>
+// What a chunk marked precise adds to d = a Y^T, or, Transposed, to d = a Y: rest Y and a Y_low,
+// where put_rows() has put the rest. By mma.sync, with the low part straight from global memory: it
+// is seldom wanted, and wgmma in a branch would make the compiler serialise all of it.
+template <class Format, class Value, class Square, bool Transposed>
 __device__ __forceinline__ void add_rest(float (&d)[32], const std::uint32_t (&a)[4][4],
-                                         const std::uint32_t (&rest)[4][4],
-                                         const unsigned char* square, const unsigned char* low) {
+                                         const unsigned char* rest, const unsigned char* square,
+                                         const unsigned char* low) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  __syncwarp();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    MmaEngine<Format>::template multiply<Square, Transposed>(d, rest[k], square, k, false);
+    std::uint32_t left[4];
+    load_a_transposed<Value>(left, rest, 16 * group_warp(), k);
+    MmaEngine<Format>::template multiply<Square, Transposed>(d, left, square, k, false);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       std::uint32_t b[2];
@@ -144,25 +153,80 @@ __device__ __forceinline__ void decay_state(float (&state)[DK / 2], const unsign
   }
 }
 
-// A float32 state [K, V] of one head, in the transposed fragments: rows v = column + 16 warp + ...
-template <int DK, class Visit>
-__device__ __forceinline__ void each_state_element(int column, int d_k, int d_v, Visit&& visit) {
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+// The numbers of a float32 state [K, V] that belong to a thread's fragments, value columns from
+// `column` on: visit(i, number, inside) for state[i]. What is run once in a block is fetched as
+// slowly as it is run, so it has to be short.
+template <int DK, class Number, class Visit>
+__device__ __forceinline__ void each_state_element(Number* state, int column, int d_k, int d_v,
+                                                   Visit&& visit) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int v = column + 16 * group_warp() + lane / 4;
+  const bool upper = v < d_v, lower = v + 8 < d_v;
+  Number* at = state + static_cast<std::int64_t>(2 * (lane % 4)) * d_v + v;
 #pragma unroll
   for (int n = 0; n < DK / 8; ++n) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int v = column + 16 * warp + lane / 4 + j / 2 * 8, k = 8 * n + 2 * (lane % 4) + j % 2;
-      if (v < d_v && k < d_k) visit(4 * n + j, k, v);
-    }
+    const bool inside = 8 * n < d_k;
+    visit(4 * n, at, inside && upper);
+    visit(4 * n + 1, at + d_v, inside && upper);
+    visit(4 * n + 2, at + 8, inside && lower);
+    visit(4 * n + 3, at + d_v + 8, inside && lower);
+    at += 8 * static_cast<std::int64_t>(d_v);
   }
+}
+// Those of a state [V, K], two neighbouring channels at once: visit(i, pair, inside) for state[i]
+// and state[i + 1].
+template <int DK, class Number, class Visit>
+__device__ __forceinline__ void each_state_pair(Number* state, int column, int d_k, int d_v,
+                                                Visit&& visit) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int v = column + 16 * group_warp() + lane / 4;
+  const bool upper = v < d_v, lower = v + 8 < d_v;
+  Number* const first = state + static_cast<std::int64_t>(v) * d_k + 2 * (lane % 4);
+  Number* const second = first + 8 * d_k;
+#pragma unroll
+  for (int n = 0; n < DK / 8; ++n) {
+    const bool inside = 8 * n < d_k;
+    visit(4 * n, first + 8 * n, inside && upper);
+    visit(4 * n + 2, second + 8 * n, inside && lower);
+  }
+}
+template <int DK>
+__device__ __forceinline__ void read_state(float (&state)[DK / 2], const float* from, int column,
+                                           int d_k, int d_v) {
+  each_state_element<DK>(from, column, d_k, d_v, [&](int i, const float* at, bool inside) {
+    state[i] = inside ? *at : 0.0F;
+  });
+}
+template <int DK>
+__device__ __forceinline__ void read_transposed(float (&state)[DK / 2], const float* from,
+                                                int column, int d_k, int d_v) {
+  each_state_pair<DK>(from, column, d_k, d_v, [&](int i, const float* at, bool inside) {
+    const float2 both = inside ? *reinterpret_cast<const float2*>(at) : make_float2(0.0F, 0.0F);
+    state[i] = both.x;
+    state[i + 1] = both.y;
+  });
+}
+// times `scale`
+template <int DK>
+__device__ __forceinline__ void write_state(float* to, const float (&state)[DK / 2], float scale,
+                                            int column, int d_k, int d_v) {
+  each_state_element<DK>(to, column, d_k, d_v, [&](int i, float* at, bool inside) {
+    if (inside) *at = scale * state[i];
+  });
+}
+template <int DK>
+__device__ __forceinline__ void write_transposed(float* to, const float (&state)[DK / 2],
+                                                 int column, int d_k, int d_v) {
+  each_state_pair<DK>(to, column, d_k, d_v, [&](int i, float* at, bool inside) {
+    if (inside) *reinterpret_cast<float2*>(at) = make_float2(state[i], state[i + 1]);
+  });
 }
 
 // Puts fragments a [16 value columns per warp, 64 rows] (rounded, as left sides) where the value
 // tile was: its rows are those of the chunk again. A warp touches its own columns only.
 template <class T>
 __device__ __forceinline__ void put_rows(const std::uint32_t (&a)[4][4], unsigned char* tile) {
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = group_warp(), lane = static_cast<int>(threadIdx.x % 32);
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -175,7 +239,7 @@ __device__ __forceinline__ void put_rows(const std::uint32_t (&a)[4][4], unsigne
 template <int DK>
 __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 16][4],
                                                  unsigned char* tile) {
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = group_warp(), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int k = 0; k < DK / 16; ++k) {
 #pragma unroll
@@ -187,48 +251,74 @@ __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 1
   }
 }
 
-// Blocks per sequence and head.
-__host__ __device__ inline int scan_units(const TwoKeyCall& call, int segments, bool maps) {
+// Blocks per sequence and head, of `groups` groups each.
+__host__ __device__ inline int scan_units(const TwoKeyCall& call, int segments, bool maps,
+                                          int groups) {
+  const auto blocks = [groups](int tiles) { return (tiles + groups - 1) / groups; };
   const int values = value_tiles(call.d_v);
-  return maps ? values + (segments - 2) * (values + value_tiles(call.d_k)) : values * segments;
+  return maps ? blocks(values) + (segments - 2) * blocks(values + value_tiles(call.d_k))
+              : blocks(values) * segments;
 }
 
-// Which segment of which sequence, head and value tile a block has.
+// Which segment of which sequence, head and value tiles a block has. Stands in shared memory, which
+// leaves the registers to the states.
 struct ScanTask {
-  std::int64_t sequence, head;
-  int tile, segment;
-  std::int64_t first_chunk;  // number of the sequence's first chunk
-  std::int64_t begin, end;   // chunks of the segment, counted from first_chunk
-  std::int64_t row, rows;    // of the sequence
+  std::int64_t sequence, row;   // and its first row
+  std::int64_t first_chunk;     // number of the sequence's first chunk
+  const unsigned char* record;  // of that chunk
+  int head, key_head;
+  int tile, groups;  // first tile of the block, and how many of its groups have one
+  int values;        // of them the tiles of v
+  int segment;
+  int rows;        // of the sequence
+  int begin, end;  // chunks of the segment, counted from first_chunk
 
   // Blocks are numbered [sequence, unit, head]: neighbours share keys where heads do. A unit is a
-  // tile of a segment. Maps are wanted of all segments but the last, and of the first only H.
-  __device__ ScanTask(const ChunkCall& chunk, std::int64_t block, int segments, bool maps) {
-    const std::int64_t heads = chunk.call.value_heads;
-    const int values = value_tiles(chunk.call.d_v);
-    const int tiles = maps ? values + value_tiles(chunk.call.d_k) : values;
-    const int units = scan_units(chunk.call, segments, maps);
-    head = block % heads;
-    sequence = block / heads / units;
-    const int unit = static_cast<int>(block / heads % units);
-    if (maps && unit >= values) {
-      segment = 1 + (unit - values) / tiles;
-      tile = (unit - values) % tiles;
+  // group of tiles of a segment. Maps are wanted of all segments but the last, and of the first
+  // only H. Other tasks begin with segment `from`.
+  __device__ void set(const ChunkCall& chunk, std::uint32_t block, int segments, bool maps,
+                      int from, int most) {
+    const TwoKeyCall& call = chunk.call;
+    const int value_count = value_tiles(call.d_v);
+    const int count = maps ? value_count + value_tiles(call.d_k) : value_count;
+    const int units = scan_units(call, segments - from, maps, most);
+    const int first_units = (value_count + most - 1) / most, other = (count + most - 1) / most;
+    const auto heads = static_cast<std::uint32_t>(call.value_heads);
+    const auto of_all = static_cast<int>(block / heads);
+    head = static_cast<int>(block % heads);
+    key_head = static_cast<int>(static_cast<std::uint32_t>(head) /
+                                (heads / static_cast<std::uint32_t>(call.heads)));
+    sequence = of_all / units;
+    const int unit = of_all % units;
+    int tiles = value_count;
+    if (maps && unit < first_units) {
+      segment = 0;
+      tile = unit * most;
+    } else if (maps) {
+      segment = 1 + (unit - first_units) / other;
+      tile = (unit - first_units) % other * most;
+      tiles = count;
     } else {
-      segment = unit / tiles;
-      tile = unit % tiles;
+      segment = from + unit / first_units;
+      tile = unit % first_units * most;
     }
-    const Rows& all = chunk.call.rows;
+    groups = tiles - tile < most ? tiles - tile : most;
+    values = value_count - tile < groups ? value_count - tile : groups;
+    if (values < 0) values = 0;
+    const Rows& all = call.rows;
     row = all.begin(sequence);
-    rows = all.end(sequence) - row;
+    rows = static_cast<int>(all.end(sequence) - row);
     first_chunk = all.first_chunk(sequence);
-    const std::int64_t count = (rows + kChunkRows - 1) / kChunkRows;
-    begin = count * segment / segments;
-    end = count * (segment + 1) / segments;
+    record = chunk.record(first_chunk, head);
+    // At most 2^25 chunks and 16 segments.
+    const std::uint32_t chunks = (static_cast<std::uint32_t>(rows) + kChunkRows - 1) / kChunkRows;
+    const auto parts = static_cast<std::uint32_t>(segments);
+    begin = static_cast<int>(chunks * static_cast<std::uint32_t>(segment) / parts);
+    end = static_cast<int>(chunks * static_cast<std::uint32_t>(segment + 1) / parts);
   }
-  __device__ int count(std::int64_t index) const {
-    const std::int64_t left = rows - index * kChunkRows;
-    return static_cast<int>(left < kChunkRows ? left : kChunkRows);
+  __device__ __forceinline__ int count(int index) const {
+    const int left = rows - index * kChunkRows;
+    return left < kChunkRows ? left : kChunkRows;
   }
 };
 

@@ -1,100 +1,289 @@
 #include "recurrence/cuda/chunk_split.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
-#include "recurrence/cuda/tile.hpp"
+#include "recurrence/cuda/chunk_scan_parts.hpp"
 
 namespace rankone::recurrence::cuda {
 namespace {
 
-constexpr int kRows = 8;       // value columns of a block
-constexpr int kThreads = 128;  // a key channel each, d_k / 128 times
+constexpr int kRows = 32;  // value columns of a block: rows of the transposed state
+constexpr int kWarps = 8;  // each has an eighth of the key channels
+constexpr int kThreads = 32 * kWarps;
 
-__global__ void __launch_bounds__(kThreads)
-    segment_starts(SegmentMaps maps, float* starts, int segments, int d_k, int d_v,
-                   int blocks_per_head) {
-  float* const state = reinterpret_cast<float*>(shared_memory());  // [kRows, d_k]
-  const std::int64_t head = blockIdx.x / blocks_per_head;
-  const int first = static_cast<int>(blockIdx.x % blocks_per_head) * kRows;
-  const int rows = d_v - first < kRows ? d_v - first : kRows;
+// start += M start_before, for one segment after another, and end += M^T end_after, backwards. Both
+// sides of the product are two bf16 numbers each, the low ones multiplied with the high ones only:
+// what is left out is 2^-16 of a product, far below the rounding of the state in the scans.
+// Bulk: maps come by the copy engine.
+template <int DK, bool Bulk>
+struct SplitShared {
+  static constexpr int kStages = Bulk || DK == 64 ? 3 : 2;  // maps that fit beside the states
+  using Map = Tile<64, DK, false>;
+  using State = Tile<kRows, DK, false>;
+  static constexpr int kMap = DK / 64 * 2 * Map::kBytes;  // of a segment
+  static constexpr int kBarriers = kStages * kMap + 2 * State::kBytes;
+  static constexpr int kBytes = kBarriers + kStages * 8;
+};
+
+struct Boundaries {
+  const void* maps;
+  float *starts, *ends;  // in these places; `ends` may be null
+  int segments, d_k, d_v, blocks_per_head;
+};
+
+// Of some value columns of a head; Back: the ends, not the starts.
+template <int DK, bool Bulk, bool Back>
+__device__ __forceinline__ void carry(const Boundaries& call, std::int64_t block) {
+  using Shared = SplitShared<DK, Bulk>;
+  constexpr int kStages = Shared::kStages;
+  using Map = typename Shared::Map;
+  using State = typename Shared::State;
+  constexpr int kTiles = DK / kWarps / 8;  // tiles of 8 channels of a warp
+  unsigned char* const shared = shared_memory();
+  unsigned char* const high = shared + kStages * Shared::kMap;
+  unsigned char* const low = high + State::kBytes;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int segments = call.segments, d_k = call.d_k, d_v = call.d_v;
+  const std::int64_t head = block / call.blocks_per_head;
+  const int first = static_cast<int>(block % call.blocks_per_head) * kRows;
   const std::int64_t state_size = static_cast<std::int64_t>(d_v) * d_k;
-  const std::int64_t map_size = static_cast<std::int64_t>(d_k) * d_k;
-  const auto place = [&](int segment) {
-    return (head * segments + segment) * state_size + first * d_k;
-  };
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * d_k; i += kThreads) {
-    const float h = i < rows * d_k ? maps.h[place(0) + i] : 0.0F;
-    state[i] = h;
-    if (i < rows * d_k) starts[place(1) + i] = h;
+  float* const states = Back ? call.ends : call.starts;
+  // Step i, 1 and up, goes over the map of this segment, from the place of this state.
+  const auto segment_of = [&](int step) { return Back ? segments - 1 - step : step; };
+  const auto place_of = [&](int step) { return Back ? segments - 1 - step : step; };
+
+  auto* const arrived = reinterpret_cast<std::uint64_t*>(shared + Shared::kBarriers);
+  if constexpr (Bulk) {
+    if (thread == 0) {
+      for (int i = 0; i < kStages; ++i) mbarrier_init(arrived + i, 1);
+      mbarrier_fence();
+    }
+    __syncthreads();
   }
-  for (int segment = 1; segment + 1 < segments; ++segment) {
-    const float* map = maps.m + (head * segments + segment) * map_size;
-    __syncthreads();
-    float sums[2][kRows];  // of up to 256 channels
-#pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {
-      const int k = static_cast<int>(threadIdx.x) + pass * kThreads;
-      if (k >= d_k) break;
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        sums[pass][row] = row < rows ? maps.h[place(segment) + row * d_k + k] : 0.0F;
+  const auto fetch = [&](int step) {
+    const int stage = step % kStages;
+    const unsigned char* const from = static_cast<const unsigned char*>(call.maps) +
+                                      (head * segments + segment_of(step)) * Shared::kMap;
+    unsigned char* const to = shared + stage * Shared::kMap;
+    if constexpr (Bulk) {
+      if (thread == 0 && step + 1 < segments) {
+        fence_async();
+        mbarrier_arrive_expect(arrived + stage, Shared::kMap);
+        copy_bulk(to, from, Shared::kMap, arrived + stage);
       }
-#pragma unroll 8
-      for (int c = 0; c < d_k; ++c) {
-        const float m = map[static_cast<std::int64_t>(c) * d_k + k];
+    } else {
+      if (step + 1 < segments) {
+#pragma unroll 4
+        for (int i = thread * 16; i < Shared::kMap; i += kThreads * 16) copy_16(to + i, from + i);
+      }
+      copy_commit();
+    }
+  };
+  // Where the fragment d[m][n][2 j ..] stands in a state, or -1.
+  const auto place = [&](int m, int n, int j) -> std::int64_t {
+    const int v = first + 16 * m + 8 * j + g, k = 8 * (kTiles * warp + n) + 2 * t;
+    return v < d_v && k < d_k ? static_cast<std::int64_t>(v) * d_k + k : -1;
+  };
+  const auto read = [&](float(&d)[2][kTiles][4], int step) {
+    const float* const from = states + (head * segments + place_of(step)) * state_size;
 #pragma unroll
-        for (int row = 0; row < kRows; ++row) sums[pass][row] += state[row * d_k + c] * m;
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const std::int64_t at = place(m, n, j);
+          const float2 both =
+              at >= 0 ? *reinterpret_cast<const float2*>(from + at) : make_float2(0.0F, 0.0F);
+          d[m][n][2 * j] = both.x;
+          d[m][n][2 * j + 1] = both.y;
+        }
       }
     }
-    __syncthreads();
+  };
+
 #pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {
-      const int k = static_cast<int>(threadIdx.x) + pass * kThreads;
-      if (k >= d_k) break;
+  for (int i = 1; i <= kStages; ++i) fetch(i);
+  float state[2][kTiles][4], next[2][kTiles][4], ahead[2][kTiles][4];
+  read(state, 1);
+  read(ahead, 2);
+  for (int step = 1; step + 1 < segments; ++step) {
+    // The state for all warps; what the next segment but one adds to it meanwhile.
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        state[row * d_k + k] = sums[pass][row];
-        if (row < rows) starts[place(segment + 1) + row * d_k + k] = sums[pass][row];
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) next[m][n][j] = ahead[m][n][j];
       }
     }
+    if (step + 2 < segments) read(ahead, step + 2);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float x = state[m][n][2 * j], y = state[m][n][2 * j + 1];
+          const std::uint32_t rounded = pack<bf16>(x, y);
+          const float2 back = unpack<bf16>(rounded);
+          const int at = State::place(16 * m + 8 * j + g, kTiles * warp + n) + 4 * t;
+          *reinterpret_cast<std::uint32_t*>(high + at) = rounded;
+          *reinterpret_cast<std::uint32_t*>(low + at) = pack<bf16>(x - back.x, y - back.y);
+        }
+      }
+    }
+    if constexpr (Bulk) {
+      mbarrier_wait(arrived + step % kStages, static_cast<std::uint32_t>((step - 1) / kStages % 2));
+    } else {
+      copy_wait<kStages - 1>();
+    }
+    __syncthreads();
+    // Three sums at once: a product waits for the one before in its sum.
+    float second[2][kTiles][4] = {}, third[2][kTiles][4] = {};
+    const unsigned char* const map = shared + step % kStages * Shared::kMap;
+#pragma unroll
+    for (int k = 0; k < DK / 16; ++k) {
+      std::uint32_t large[2][4], small[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        load_a<State>(large[m], high, 16 * m, k);
+        load_a<State>(small[m], low, 16 * m, k);
+      }
+      std::uint32_t right[4], rest[4];  // of 16 channels; of 8 where a warp has no more
+      const int n0 = 8 * kTiles * warp / 16 * 16;
+      if constexpr (Back) {
+        const unsigned char* const tile = map + n0 / 64 * 2 * Map::kBytes;
+        load_b<Map>(right, tile, n0 % 64, k);
+        load_b<Map>(rest, tile + Map::kBytes, n0 % 64, k);
+      } else {
+        const unsigned char* const tile = map + k / 4 * 2 * Map::kBytes;
+        load_b_transposed<Map>(right, tile, n0, k % 4);
+        load_b_transposed<Map>(rest, tile + Map::kBytes, n0, k % 4);
+      }
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const int of = kTiles == 1 ? warp % 2 : n;
+        const std::uint32_t b0 = of == 0 ? right[0] : right[2], b1 = of == 0 ? right[1] : right[3];
+        const std::uint32_t c0 = of == 0 ? rest[0] : rest[2], c1 = of == 0 ? rest[1] : rest[3];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          mma_m16n8k16<bf16>(second[m][n], small[m], b0, b1);
+          mma_m16n8k16<bf16>(third[m][n], large[m], c0, c1);
+          mma_m16n8k16<bf16>(next[m][n], large[m], b0, b1);
+        }
+      }
+    }
+    float* const to = states + (head * segments + place_of(step + 1)) * state_size;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) next[m][n][j] += second[m][n][j] + third[m][n][j];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const std::int64_t at = place(m, n, j);
+          if (at >= 0) {
+            *reinterpret_cast<float2*>(to + at) =
+                make_float2(next[m][n][2 * j], next[m][n][2 * j + 1]);
+          }
+          state[m][n][2 * j] = next[m][n][2 * j];
+          state[m][n][2 * j + 1] = next[m][n][2 * j + 1];
+        }
+      }
+    }
+    __syncthreads();  // all have read the state and the map
+    fetch(step + kStages);
+  }
+  if constexpr (!Bulk) copy_wait<0>();
+}
+
+// The first blocks have the starts, the others, where there are such, the ends.
+template <int DK, bool Bulk>
+__global__ void __launch_bounds__(kThreads, 1)
+    segment_boundaries(const __grid_constant__ Boundaries call, std::int64_t half) {
+  if (blockIdx.x < half) {
+    carry<DK, Bulk, false>(call, blockIdx.x);
+  } else {
+    carry<DK, Bulk, true>(call, blockIdx.x - half);
   }
 }
 
 }  // namespace
 
-int segment_count(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
-                  std::int64_t chunks, int multiprocessors) {
+Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
+                       std::int64_t chunks, int multiprocessors, bool back) {
   constexpr int kMost = 16, kFewestChunks = 4;
-  // Measured on an H200, in units of the state's part of a chunk: a chunk with outputs, and what a
-  // further segment costs in the kernel between.
-  constexpr double kOutput = 1.3, kStart = 2.0, kLaunches = 6.0;
-  const std::int64_t heads = sequences * value_heads, tiles = value_tiles(d_v),
-                     map_tiles = value_tiles(d_k);
-  const auto waves = [&](std::int64_t blocks) {
-    return static_cast<double>((blocks + multiprocessors - 1) / multiprocessors);
+  // Microseconds on an H200 with 128 x 128: a chunk of a block of one tile or two, in a scan
+  // without outputs, with outputs, and in one of both directions; a kernel besides its chunks; the
+  // kernel between, and a step of it; and the reads and writes of a chunk and tile while all
+  // multiprocessors are busy, alone in a block or not.
+  struct Chunk {
+    double tile, pair, tile_moved, pair_moved;
   };
-  int best = 1;
-  double least = waves(heads * tiles) * static_cast<double>(chunks) * kOutput;
-  for (int count = 2; count <= kMost && chunks >= count * kFewestChunks; ++count) {
+  constexpr Chunk kState{0.97, 1.31, 0.0, 0.0}, kOutput{1.14, 1.92, 0.0131, 0.0104};
+  constexpr Chunk kBack{1.47, 2.37, 0.0141, 0.0141}, kBackMaps{1.47, 2.37, 0.0, 0.0};
+  constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3;
+  const std::int64_t heads = sequences * value_heads;
+  const int values = value_tiles(d_v);
+  // The time of a kernel of scans over `length` chunks, of some tiles of a segment and head each.
+  const auto time = [&](const Chunk& chunk, int tiles, double length, auto&& units) {
+    const auto blocks = static_cast<double>(heads * units(tiles));
+    const double waves = std::ceil(blocks / multiprocessors);
+    const double moved = static_cast<double>(heads * units(1)) * length *
+                         (tiles == 1 ? chunk.tile_moved : chunk.pair_moved);
+    return kStart + std::max(waves * length * (tiles == 1 ? chunk.tile : chunk.pair), moved);
+  };
+  const auto blocks = [](int count, int tiles) { return (count + tiles - 1) / tiles; };
+  Segments best;
+  double least = std::numeric_limits<double>::max();
+  for (int count = 1; count <= kMost && (count == 1 || chunks >= count * kFewestChunks); ++count) {
     const auto length = static_cast<double>((chunks + count - 1) / count);
-    const double cost = waves(heads * (tiles + (count - 2) * (tiles + map_tiles))) * length +
-                        waves(heads * tiles * count) * length * kOutput + kStart * count +
-                        kLaunches;
-    if (cost < least) {
+    const auto scan_units = [&](int tiles) {
+      return (back ? 2 : 1) * std::int64_t{count} * blocks(values, tiles);
+    };
+    const auto map_units = [&](int tiles) {
+      const std::int64_t all = blocks(values + value_tiles(d_k), tiles);
+      return (back ? count : 1) * std::int64_t{blocks(values, tiles)} + (count - 2) * all;
+    };
+    Segments plan;
+    plan.count = count;
+    const auto choose = [&](int& tiles, const Chunk& chunk, auto&& units) {
+      const double one = time(chunk, 1, length, units), two = time(chunk, 2, length, units);
+      tiles = one <= two ? 1 : 2;
+      return std::min(one, two);
+    };
+    double cost = choose(plan.scan_tiles, back ? kBack : kOutput, scan_units);
+    if (count > 1) cost += choose(plan.map_tiles, back ? kBackMaps : kState, map_units);
+    if (count > 2) cost += kBetween + kStep * (count - 2);
+    if (cost < 0.95 * least) {  // fewer segments where there is little in it
       least = cost;
-      best = count;
+      best = plan;
     }
   }
   return best;
 }
 
-void launch_segment_starts(const ChunkCall& chunk, int segments, const SegmentMaps& maps,
-                           float* starts, void* stream) {
+void launch_segment_boundaries(const ChunkCall& chunk, int segments, const SegmentMaps& maps,
+                               float* starts, float* ends, Engine engine, void* stream) {
+  if (segments < 3) return;  // the second segment starts where the first ends
   const TwoKeyCall& call = chunk.call;
   const int blocks_per_head = (call.d_v + kRows - 1) / kRows;
-  launch(segment_starts, call.rows.sequences * call.value_heads * blocks_per_head, kThreads,
-         static_cast<std::size_t>(kRows * call.d_k) * sizeof(float), stream, maps, starts, segments,
-         call.d_k, call.d_v, blocks_per_head);
+  const Boundaries boundaries{maps.m, starts, ends, segments, call.d_k, call.d_v, blocks_per_head};
+  const std::int64_t half = call.rows.sequences * call.value_heads * blocks_per_head;
+  const auto start = [&](auto dk, auto bulk) {
+    launch(segment_boundaries<dk, bulk>, ends != nullptr ? 2 * half : half, kThreads,
+           SplitShared<dk, bulk>::kBytes, stream, boundaries, half);
+  };
+  const auto with_engine = [&](auto dk) {
+    engine == Engine::wgmma ? start(dk, std::true_type{}) : start(dk, std::false_type{});
+  };
+  key_columns(call.d_k) == 64 ? with_engine(std::integral_constant<int, 64>{})
+                              : with_engine(std::integral_constant<int, 128>{});
 }
 
 }  // namespace rankone::recurrence::cuda

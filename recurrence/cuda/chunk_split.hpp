@@ -9,14 +9,17 @@
 namespace rankone::recurrence::cuda {
 
 // Into how many segments every sequence is cut: 1 where the blocks of the scan fill the GPU
-// already. Depends on nothing but the shape of the call and the GPU.
-// `chunks`: of the longest sequence.
-int segment_count(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
-                  std::int64_t chunks, int multiprocessors);
+// already; and how many tiles a block takes. Depends on nothing but the shape of the call and the
+// GPU. `chunks`: of the longest sequence. `back`: for the scans in both directions of a backward
+// pass.
+Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
+                       std::int64_t chunks, int multiprocessors, bool back);
 
-// starts[s + 1] = M_s starts[s] + H_s from segment to segment, starts[1] = H_0, in float32. Layouts
-// as in Segments and SegmentMaps.
-void launch_segment_starts(const ChunkCall& chunk, int segments, const SegmentMaps& maps,
-                           float* starts, void* stream);
+// starts[s + 1] = M_s starts[s] + H_s from segment to segment, where H_s stands in starts[s + 1]
+// before; and, where `ends` are given, ends[s - 1] = M_s^T ends[s] + what stands in ends[s - 1]
+// before. Layouts as in Segments, SegmentMaps and ScanBack. Sequences that call.takes() leaves out
+// have no numbers there; nothing of them is used.
+void launch_segment_boundaries(const ChunkCall& chunk, int segments, const SegmentMaps& maps,
+                               float* starts, float* ends, Engine engine, void* stream);
 
 }  // namespace rankone::recurrence::cuda

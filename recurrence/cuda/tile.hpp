@@ -128,6 +128,10 @@ struct MmaEngine {
   static __device__ __forceinline__ void wait() {}
   template <int Half>
   static __device__ __forceinline__ void hold(float (&)[Half]) {}
+  template <int Count>
+  static __device__ __forceinline__ void give_registers() {}
+  template <int Count>
+  static __device__ __forceinline__ void take_registers() {}
 };
 
 // Empty where the target has no wgmma: such a kernel is never started.
@@ -183,6 +187,19 @@ struct WgmmaEngine {
   static __device__ __forceinline__ void hold(float (&d)[Half]) {
 #if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_hold(d);
+#endif
+  }
+  // Of instructions.hpp.
+  template <int Count>
+  static __device__ __forceinline__ void give_registers() {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    rankone::cuda::give_registers<Count>();
+#endif
+  }
+  template <int Count>
+  static __device__ __forceinline__ void take_registers() {
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    rankone::cuda::take_registers<Count>();
 #endif
   }
 };

@@ -37,6 +37,27 @@ ChunkCall with_records(Context& context, const TwoKeyCall& call) {
   return chunk;
 }
 
+// What a split into segments needs.
+struct Split {
+  float* starts = nullptr;
+  SegmentMaps maps;
+};
+std::int64_t boundary_floats(const Sequences& sequences, const TwoKeyCall& call, int segments) {
+  return sequences.count() * call.value_heads * segments * call.d_k * call.d_v;
+}
+Split split_scratch(Context& context, const Sequences& sequences, const TwoKeyCall& call,
+                    Segments& segments) {
+  Split split;
+  if (segments.count == 1) return split;
+  split.starts = static_cast<float*>(workspace(
+      context, bytes_of(boundary_floats(sequences, call, segments.count), sizeof(float))));
+  split.maps.h = split.starts + static_cast<std::int64_t>(call.d_k) * call.d_v;
+  split.maps.m = workspace(context, bytes_of(sequences.count() * call.value_heads * segments.count,
+                                             static_cast<std::size_t>(map_bytes(call.d_k))));
+  segments.starts = split.starts;
+  return split;
+}
+
 }  // namespace
 
 bool chunk_path_takes(const TwoKeyCall& call) {
@@ -50,28 +71,19 @@ bool chunk_path_takes(const TwoKeyCall& call) {
 void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call) {
   const ChunkCall chunk = with_records(context, call);
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
-  Segments segments;
-  segments.count = segment_count(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
-                                 multiprocessors());
-  SegmentMaps maps;
-  float* starts = nullptr;
-  if (segments.count > 1) {
-    const std::int64_t heads = sequences.count() * call.value_heads * segments.count;
-    const std::size_t states = bytes_of(heads * call.d_k * call.d_v, sizeof(float));
-    maps.h = static_cast<float*>(workspace(context, states));
-    maps.m = static_cast<float*>(
-        workspace(context, bytes_of(heads * call.d_k * call.d_k, sizeof(float))));
-    starts = static_cast<float*>(workspace(context, states));
-    segments.starts = starts;
-  }
+  Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
+                                    multiprocessors(), false);
+  const Split split = split_scratch(context, sequences, call, segments);
   if (context.planning()) return;
   const Engine chosen = engine();  // asks the CUDA runtime
+  const ScanTensors tensors = scan_tensors(call, chosen);
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   if (segments.count > 1) {
-    launch_segment_maps(chunk, segments, maps, chosen, context.stream());
-    launch_segment_starts(chunk, segments.count, maps, starts, context.stream());
+    launch_segment_maps(chunk, tensors, segments, split.maps, chosen, context.stream());
+    launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, nullptr, chosen,
+                              context.stream());
   }
-  launch_scan(chunk, segments, chosen, context.stream());
+  launch_scan(chunk, tensors, segments, chosen, context.stream());
 }
 
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
@@ -89,11 +101,25 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   chunk.d_value = d_value;
   chunk.gate_sums =
       static_cast<float*>(workspace(context, bytes_of(chunk_grad_floats(chunk), sizeof(float))));
+  const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
+  Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
+                                    multiprocessors(), true);
+  const Split split = split_scratch(context, sequences, call, segments);
+  ScanBack scan{back.d_o, back.d_final, z, d_value, back.d_initial, nullptr};
+  if (segments.count > 1) {
+    scan.ends = static_cast<float*>(workspace(
+        context, bytes_of(boundary_floats(sequences, call, segments.count), sizeof(float))));
+  }
   if (context.planning()) return;
   const Engine chosen = engine();
+  const ScanTensors tensors = scan_tensors(call, chosen);
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
-  launch_scan_back(chunk, {back.d_o, back.d_final, z, d_value, back.d_initial}, chosen,
-                   context.stream());
+  if (segments.count > 1) {
+    launch_segment_maps_back(chunk, tensors, segments, split.maps, scan, chosen, context.stream());
+    launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, scan.ends, chosen,
+                              context.stream());
+  }
+  launch_scan_back(chunk, tensors, segments, scan, chosen, context.stream());
   launch_chunk_grad(chunk, back, {chosen, multiprocessors(), shared_bytes()}, context.stream());
 }
 

@@ -1,0 +1,221 @@
+// The scans cut into segments, forward and back, on emulated threads: their states, cotangents, Z
+// and dV against the recurrence step by step in float64, and O against that of a scan in one piece.
+
+#if defined(RANKONE_CUDA_EMULATION)
+
+#include <gtest/gtest.h>
+
+#include <list>
+
+#include "cuda/chunk_grad_fixture.hpp"
+#include "recurrence/cuda/chunk_prep.hpp"
+#include "recurrence/cuda/chunk_split.hpp"
+
+namespace rankone::test {
+namespace {
+
+struct alignas(256) Line {
+  unsigned char bytes[256];
+};
+
+class SplitMemory {
+ public:
+  void* copy(const void* data, std::size_t bytes) {
+    blocks_.emplace_back(bytes / sizeof(Line) + 1);
+    if (bytes > 0) std::memcpy(blocks_.back().data(), data, bytes);
+    return blocks_.back().data();
+  }
+  std::vector<unsigned char> read(const void* data, std::size_t bytes) const {
+    const auto* first = static_cast<const unsigned char*>(data);
+    return {first, first + bytes};
+  }
+  void* empty(std::int64_t bytes) {
+    blocks_.emplace_back(static_cast<std::size_t>(bytes) / sizeof(Line) + 1);
+    std::memset(static_cast<void*>(blocks_.back().data()), 0xff,
+                blocks_.back().size() * sizeof(Line));
+    return blocks_.back().data();
+  }
+
+ private:
+  std::list<std::vector<Line>> blocks_;
+};
+
+class SplitRun {
+ public:
+  SplitRun(const GradProblem& p, const GradTensors<SplitMemory>& tensors, kernels::Engine engine)
+      : p_(p), tensors_(tensors), engine_(engine), chunk_(tensors.chunk) {
+    kernels::TwoKeyCall& call = chunk_.call;
+    call.rows.count = p.rows;
+    states_ = bytes(chunk_.state_tile(p.chunks, 0, 0) * 2);
+    d_states_ = bytes(chunk_.state_tile(p.chunks, 0, 0) * 2);
+    const std::int64_t values = p.rows * p.value_heads * p.c.d_v * 2;
+    z_ = bytes(values);
+    d_v_ = bytes(values);
+    call.initial_state = boundary(p.states, false);
+    d_final_ = boundary(p.d_states, true);
+    kernels::launch_chunk_prep(chunk_, {engine, 3}, nullptr);
+  }
+
+  // O and the final state.
+  std::vector<unsigned char> forward(int segments) {
+    const kernels::TwoKeyCall& call = chunk_.call;
+    const std::int64_t bytes_of_o = p_.rows * p_.value_heads * p_.c.d_v * 2;
+    chunk_.call.o = bytes(bytes_of_o);
+    chunk_.call.final_state = static_cast<float*>(bytes(boundary_floats(1) * 4));
+    prepare(segments);
+    if (segments > 1) {
+      kernels::launch_segment_maps(chunk_, tensors_of_call(), segments_, maps_, engine_, nullptr);
+      kernels::launch_segment_boundaries(chunk_, segments, maps_, starts_, nullptr, engine_,
+                                         nullptr);
+    }
+    kernels::launch_scan(chunk_, tensors_of_call(), segments_, engine_, nullptr);
+    const std::vector<unsigned char> o = memory_.read(call.o, static_cast<std::size_t>(bytes_of_o));
+    chunk_.call.o = nullptr;
+    chunk_.call.final_state = nullptr;
+    return o;
+  }
+
+  void back(int segments) {
+    kernels::ChunkCall chunk = chunk_;
+    chunk.states = states_;
+    chunk.d_states = d_states_;
+    prepare(segments);
+    kernels::ScanBack scan{tensors_.back.d_o,
+                           d_final_,
+                           p_.c.delta ? z_ : nullptr,
+                           d_v_,
+                           static_cast<float*>(bytes(boundary_floats(1) * 4)),
+                           static_cast<float*>(bytes(boundary_floats(segments) * 4))};
+    if (segments > 1) {
+      kernels::launch_segment_maps_back(chunk, tensors_of_call(), segments_, maps_, scan, engine_,
+                                        nullptr);
+      kernels::launch_segment_boundaries(chunk, segments, maps_, starts_, scan.ends, engine_,
+                                         nullptr);
+    }
+    kernels::launch_scan_back(chunk, tensors_of_call(), segments_, scan, engine_, nullptr);
+    const double bound = p_.c.format == Dtype::bf16 ? 5e-3 : 8e-4;
+    EXPECT_LE(state_error(p_.states, states_), bound);
+    EXPECT_LE(state_error(p_.d_states, d_states_), bound);
+    if (p_.c.delta) {
+      EXPECT_LE(tensors_.error(p_.z, z_, p_.c.format), bound);
+    }
+    EXPECT_LE(tensors_.error(p_.d_v, d_v_, p_.c.format), bound);
+  }
+
+ private:
+  kernels::ScanTensors tensors_of_call() const {
+    return kernels::scan_tensors(chunk_.call, engine_);
+  }
+  void* bytes(std::int64_t count) { return memory_.empty(count); }
+  std::int64_t boundary_floats(int segments) const {
+    return static_cast<std::int64_t>(p_.c.lengths.size()) * p_.value_heads * segments * p_.c.d_k *
+           p_.c.d_v;
+  }
+  void prepare(int segments) {
+    segments_ = {segments, 1 + segments / 2 % 2, 1 + segments % 2, nullptr};
+    if (segments == 1) return;
+    starts_ = static_cast<float*>(bytes(boundary_floats(segments) * 4));
+    segments_.starts = starts_;
+    maps_.h = starts_ + std::int64_t{p_.c.d_k} * p_.c.d_v;
+    maps_.m = bytes(static_cast<std::int64_t>(p_.c.lengths.size()) * p_.value_heads * segments *
+                    kernels::map_bytes(p_.c.d_k));
+  }
+  // The states before the first, or behind the last chunk of every sequence.
+  float* boundary(const Doubles& states, bool last) {
+    const std::int64_t size = p_.value_heads * p_.c.d_k * p_.c.d_v;
+    auto* const to = static_cast<float*>(bytes(boundary_floats(1) * 4));
+    for (std::size_t s = 0; s < p_.c.lengths.size(); ++s) {
+      if (p_.c.lengths[s] == 0) continue;
+      const std::int64_t chunk = last ? p_.chunk_boundaries[s + 1] - 1 : p_.chunk_boundaries[s];
+      for (std::int64_t i = 0; i < size; ++i) {
+        to[static_cast<std::int64_t>(s) * size + i] =
+            static_cast<float>(states[static_cast<std::size_t>(chunk * size + i)]);
+      }
+    }
+    return to;
+  }
+  double state_error(const Doubles& expected, const void* tiles) const {
+    const std::vector<unsigned char> right = state_tiles(p_, expected);
+    const std::vector<unsigned char> mine = memory_.read(tiles, right.size());
+    double sum = 0.0, whole = 0.0;
+    for (std::size_t i = 0; i < right.size() / 2; ++i) {
+      const double x = element_of(right.data(), i, p_.c.format);
+      const double difference = element_of(mine.data(), i, p_.c.format) - x;
+      sum += difference * difference;
+      whole += x * x;
+    }
+    return std::sqrt(sum / whole);
+  }
+
+  const GradProblem& p_;
+  const GradTensors<SplitMemory>& tensors_;
+  kernels::Engine engine_;
+  kernels::ChunkCall chunk_;
+  kernels::Segments segments_;
+  kernels::SegmentMaps maps_;
+  float *starts_ = nullptr, *d_final_ = nullptr;
+  void *states_, *d_states_, *z_, *d_v_;
+  SplitMemory memory_;
+};
+
+double difference(const std::vector<unsigned char>& mine, const std::vector<unsigned char>& right,
+                  Dtype format) {
+  double sum = 0.0, whole = 0.0;
+  for (std::size_t i = 0; i < right.size() / 2; ++i) {
+    const double x = element_of(right.data(), i, format);
+    sum += std::pow(element_of(mine.data(), i, format) - x, 2);
+    whole += x * x;
+  }
+  return std::sqrt(sum / whole);
+}
+
+std::vector<GradCase> split_cases() {
+  std::vector<GradCase> cases;
+  for (const GateKind gate : {GateKind::none, GateKind::scalar, GateKind::channel}) {
+    GradCase c;
+    c.gate = gate;
+    c.gates = 1;
+    c.d_k = c.d_v = 128;
+    c.lengths = {265};
+    c.same_key = true;
+    cases.push_back(c);
+    c.same_key = false;
+    c.d_k = 72;
+    c.d_v = 136;
+    c.lengths = {0, 70, 0, 260};
+    c.format = Dtype::f16;
+    cases.push_back(c);
+    c.d_k = c.d_v = 64;
+    c.heads = c.group = 2;
+    c.lengths = {200};
+    c.delta = gate == GateKind::none;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
+  for (const GradCase& c : split_cases()) {
+    const GradProblem p = make_problem(c);
+    for (const kernels::Engine engine : {kernels::Engine::mma, kernels::Engine::wgmma}) {
+      const GradTensors<SplitMemory> tensors(p);
+      SplitRun run(p, tensors, engine);
+      const std::vector<unsigned char> whole = run.forward(1);
+      for (const int segments : {2, 3, 4}) {
+        SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k
+                                        << " d_v " << c.d_v << " delta " << c.delta << " engine "
+                                        << static_cast<int>(engine) << " segments " << segments);
+        cuda::emulation::set_order(static_cast<std::uint64_t>(segments));
+        EXPECT_LE(difference(run.forward(segments), whole, c.format),
+                  c.format == Dtype::bf16 ? 4e-3 : 6e-4);
+        run.back(segments);
+      }
+    }
+  }
+  cuda::emulation::set_order(0);
+}
+
+}  // namespace
+}  // namespace rankone::test
+
+#endif
