@@ -39,8 +39,9 @@ void TileBackward::advance(const ChunkRows& rows, const float* state, float* nex
   chunk_.build(rows, TileChunk::For::state, false);
   values_.errors = errors;
   values_.row = results.value_row;
-  values_.solve(chunk_, rows, rows.v, sizes_.d_v, state, results.value_row, next, false);
-  if (next != nullptr) values_.update(chunk_, rows.count, sizes_.d_v, next, results.value_row);
+  values_.solve(chunk_, rows, rows.v, sizes_.d_v, state, results.value_row, false);
+  if (next == nullptr) return;
+  values_.update(chunk_, rows.count, sizes_.d_v, state, next, results.value_row);
 }
 
 void TileBackward::run(const ChunkRows& rows, const float* d_o, const float* state,
@@ -219,17 +220,17 @@ void TileBackward::state_back(const ChunkRows& rows, const float* d_o, float* d_
   const int v_row = results.value_row;
   const bool channel = sizes_.decay == DecayKind::channel;
   float* weights = results.weights_;
+  const float* keep = chunk_.keep;  // with the first product
   const auto add = [&](const TileMatrix& keys, const float* values, Index row, float factor) {
     tiles_.transpose(key_columns_, keys);
     for (int i = 0; i < n; ++i) {
       weights[i] = sizes_.decay == DecayKind::scalar ? factor * chunk_.prefix[i] : factor;
     }
     tiles_.pack_pairs({value_pairs_, values, row, n, sizes_.d_v, weights});
-    multiply(key_columns_, value_pairs_, d_state, v_row, Into::add);
+    tiles_.product({key_columns_, value_pairs_, d_state, v_row, Into::overwrite,
+                    TileProduct::Shape::full, &ahead, d_state, v_row, keep});
+    keep = nullptr;
   };
-  if (chunk_.keep != nullptr) {
-    kernels().copy_rows(d_state, v_row, d_state, v_row, chunk_.keep, sizes_.d_k, sizes_.d_v);
-  }
   if (channel) tiles_.rows_to_pairs(query_pairs_, chunk_.query);
   add(query_pairs_, d_o, rows.value_row, channel ? 1.0F : sizes_.scale);
   if (!sizes_.delta) return;

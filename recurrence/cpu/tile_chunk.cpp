@@ -35,7 +35,7 @@ TileChunk::TileChunk(const TwoKeySizes& sizes, For most, int parts, Scratch& scr
   for (float** row : {&gain, &prefix, &suffix, &factors_, &write_weight_}) {
     *row = scratch.rows(1, kChunk);
   }
-  keep_ = scratch.rows(1, sizes.d_k);
+  keep_ = scratch.take(round_up(sizes.d_k, kTileInner));
   if (sizes.decay == DecayKind::channel && factors == nullptr) {
     own_channel_.emplace(sizes, most, scratch);
   }
@@ -92,7 +92,7 @@ void TileChunk::seen_values(int n, float* to) const {
 
 void TileChunk::pack_keys(const TileMatrix& to, const float* from, Index row, int n,
                           const float* factor) const {
-  tiles_.pack_rows({to, from, row, n, sizes_.d_k, factor, nullptr, nullptr, ahead});
+  tiles_.pack_rows({to, from, row, n, sizes_.d_k, factor, ahead});
 }
 
 // What the value heads of one key head share.
@@ -120,7 +120,7 @@ void TileChunk::scalar(const ChunkRows& rows, For purpose) {
   erase_decay = write_weight = keep = nullptr;
   if (rows.g != nullptr) {
     tiles_.scalar_decay({rows.g, rows.g_row, n, between, square_row, prefix, suffix});
-    std::fill_n(keep_, sizes_.d_k, prefix[n - 1]);
+    std::fill_n(keep_, round_up(sizes_.d_k, kTileInner), prefix[n - 1]);
     for (int i = 0; i < n; ++i) write_weight_[i] = gain[i] * suffix[i];
     keep = keep_;
     erase_decay = prefix;
@@ -135,7 +135,7 @@ void TileChunk::channel(const ChunkRows& rows, For purpose) {
   const int n = rows.count;
   ChunkFactors& f = channel_ != nullptr ? *channel_ : *own_channel_;
   erase_decay = write_weight = nullptr;
-  keep = f.keep;
+  keep = keep_;
   // For the way back the factors are wanted in float32 too.
   const bool mild = purpose != For::gradient &&
                     tiles_.channel_decay({rows.g, rows.g_row, n, sizes_.d_k, f.key_row,
@@ -145,6 +145,7 @@ void TileChunk::channel(const ChunkRows& rows, For purpose) {
     return;
   }
   f.build(rows, purpose);
+  keep_channels(f.keep);
   read_dots = f.read;
   seen_dots = f.seen;
   pack_keys(raw_write, f.write, f.key_row, n, nullptr);
@@ -159,6 +160,10 @@ void TileChunk::channel(const ChunkRows& rows, For purpose) {
   if (purpose != For::state) pack_keys(query, f.query, f.key_row, n, nullptr);
 }
 
+void TileChunk::keep_channels(const float* from) {
+  std::fill(std::copy_n(from, sizes_.d_k, keep_), keep_ + round_up(sizes_.d_k, kTileInner), 0.0F);
+}
+
 // The decay between two rows is that from the start to the later one by that from the start to the
 // earlier one, so the interactions are products of tiles as they are without decay.
 void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose) {
@@ -167,11 +172,10 @@ void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose
   const float* back = f.block_query;
   read_dots = f.read;
   seen_dots = f.seen;
-  std::copy_n(f.from_start + (n - 1) * f.key_row, sizes_.d_k, f.keep);
+  keep_channels(f.from_start + (n - 1) * f.key_row);
   const auto pack = [&](const TileMatrix& to, const float* from, const float* decay,
                         const float* factor) {
-    tiles_.pack_rows(
-        {to, from, rows.key_row, n, sizes_.d_k, factor, nullptr, nullptr, ahead, decay, f.key_row});
+    tiles_.pack_rows({to, from, rows.key_row, n, sizes_.d_k, factor, ahead, decay, f.key_row});
   };
   pack(raw_write, rows.w, f.to_end, nullptr);
   tiles_.transpose(write_pairs_, raw_write);

@@ -63,7 +63,7 @@ class TileChunk {
   const float* erase_decay;    // [C]; null: 1
   const float* update_weight;  // [C]: the gain; null: 1
   const float* write_weight;   // [C]: factor of Z before `write`; null: update_weight
-  const float* keep;           // [K]; null: 1
+  const float* keep;           // [K], padded to whole pairs of tiles; null: 1
   // [C, C], rows of square_row floats: -A(i, j) b(j); for the way back -b(i) A(i, j)
   float* solve;
   int square_row;
@@ -81,6 +81,7 @@ class TileChunk {
   void keys(const ChunkRows& rows, For purpose);
   void scalar(const ChunkRows& rows, For purpose);
   void channel(const ChunkRows& rows, For purpose);
+  void keep_channels(const float* from);
   void mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose);
   void pack_keys(const TileMatrix& to, const float* from, Index row, int n,
                  const float* factor) const;

@@ -20,14 +20,11 @@ TileValues::TileValues(const TwoKeySizes& sizes, int width, int parts, Scratch& 
 }
 
 void TileValues::solve(const TileChunk& chunk, const ChunkRows& rows, const float* values,
-                       int columns, const float* state, Index state_row, float* next,
-                       bool outputs) {
+                       int columns, const float* state, Index state_row, bool outputs) {
   const int n = rows.count;
   state_tiles_.outer = update_tiles_.outer = column_tiles(columns);
   if (state != nullptr) {
-    const bool moves = next != nullptr && (next != state || chunk.keep != nullptr);
-    tiles_.pack_pairs({state_tiles_, state, state_row, sizes_.d_k, columns, nullptr,
-                       moves ? next : nullptr, chunk.keep, chunk.ahead});
+    tiles_.pack_pairs({state_tiles_, state, state_row, sizes_.d_k, columns, nullptr, chunk.ahead});
   }
   packed_ = false;
   const bool erases = sizes_.delta && state != nullptr;
@@ -55,8 +52,12 @@ void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int colu
   const int whole = tiles_.finite_rows(errors, row, n, columns);
   tiles_.pack_pairs({updates, errors, row, whole, columns, chunk.update_weight});
   packed_ = whole == n;
-  tiles_.product({chunk.seen, updates, output_, row, live ? Into::add : Into::overwrite,
-                  TileProduct::Shape::lower_left, chunk.ahead});
+  // Whole tiles of outputs go to their place at once.
+  const bool direct = whole == kChunk && columns % kTileInner == 0;
+  tiles_.product({chunk.seen, updates, direct ? o : output_, direct ? rows.value_row : row,
+                  Into::overwrite, TileProduct::Shape::lower_left, chunk.ahead,
+                  live ? output_ : nullptr, row});
+  if (direct) return;
   if (whole < n) {
     chunk.seen_values(n, square_);
     for (int i = whole; i < n; ++i) {
@@ -72,14 +73,16 @@ void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int colu
   }
 }
 
-void TileValues::update(const TileChunk& chunk, int n, int columns, float* next, Index state_row) {
+void TileValues::update(const TileChunk& chunk, int n, int columns, const float* state, float* next,
+                        Index state_row) {
   const TileMatrix updates = chunk.over_tokens(update_tiles_);
   if (chunk.write_weight != nullptr) {
     tiles_.pack_pairs({updates, errors, row, n, columns, chunk.write_weight});
   } else if (!packed_) {
     tiles_.pack_pairs({updates, errors, row, n, columns, chunk.update_weight});
   }
-  multiply(chunk, chunk.write, updates, next, state_row, Into::add);
+  tiles_.product({chunk.write, updates, next, state_row, Into::overwrite, TileProduct::Shape::full,
+                  chunk.ahead, state, state_row, chunk.keep});
 }
 
 }  // namespace rankone::recurrence::cpu

@@ -11,14 +11,14 @@ class TileValues {
   TileValues(const TwoKeySizes& sizes, int width, int parts, Scratch& scratch);
 
   // Z of the chunk for columns [0, columns) of `values`. `state` [K, columns] with rows of
-  // state_row floats, or null: zero. Where `next` is given, it becomes keep `state`; it may be
-  // `state`.
+  // state_row floats, or null: zero.
   void solve(const TileChunk& chunk, const ChunkRows& rows, const float* values, int columns,
-             const float* state, Index state_row, float* next, bool outputs);
+             const float* state, Index state_row, bool outputs);
   // After solve() with `outputs`. o: rows of rows.value_row floats. `live`: solve() had a state.
   void outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live, float* o);
-  // next += write^T (b Z)
-  void update(const TileChunk& chunk, int n, int columns, float* next, Index state_row);
+  // next = keep state + write^T (b Z); `next` may be `state`. A null state is zero.
+  void update(const TileChunk& chunk, int n, int columns, const float* state, float* next,
+              Index state_row);
 
   float* errors;  // [C, V]: Z
   int row;        // floats between the rows of `errors`

@@ -66,9 +66,6 @@ struct TilePack {
   Index from_row;
   int rows, columns;
   const float* factor = nullptr;
-  // pack_pairs only, where not null: next(i, :) = keep[i] from(i, :) (null: 1); may be `from`.
-  float* next = nullptr;
-  const float* keep = nullptr;
   TileAhead* ahead = nullptr;
   // pack_rows only: another factor for each number, [rows, columns]; null: 1.
   const float* times = nullptr;
@@ -122,6 +119,11 @@ struct TileProduct {
   Into into = Into::overwrite;
   Shape shape = Shape::full;
   TileAhead* ahead = nullptr;
+  // Where not null, what c gets is scale(m) from(m, n) + the sum; `from` may be c. A null scale
+  // is 1.
+  const float* from = nullptr;
+  Index from_row = 0;
+  const float* scale = nullptr;
 };
 
 // out(i, :) = gain(i) (value(i, :) - decay(i) read(i, :)), zero behind the columns. A null factor

@@ -111,11 +111,13 @@ class PartTask {
         const int columns = std::min(kWidest, part_.width - column);
         float* state = at_.states + i * at_.state_size + column;
         at_.values.solve(at_.chunk, rows, rows.v + part_.column + column, columns,
-                         live_ ? state : nullptr, at_.value_row, state, outputs);
+                         live_ ? state : nullptr, at_.value_row, outputs);
         if (outputs) {
           at_.values.outputs(at_.chunk, rows, columns, live_, output_row(first, i) + column);
         }
-        if (!last) at_.values.update(at_.chunk, n, columns, state, at_.value_row);
+        if (!last) {
+          at_.values.update(at_.chunk, n, columns, live_ ? state : nullptr, state, at_.value_row);
+        }
       }
     }
     live_ = true;

@@ -42,7 +42,10 @@ inline Line first_of(Line value, int count) {
   if (count <= 0) return _mm512_setzero_ps();
   return _mm512_maskz_mov_ps(static_cast<__mmask16>((1U << count) - 1U), value);
 }
-// a - factor * b
+// a + factor * b, a - factor * b
+inline Line plus_scaled(Line a, float factor, Line b) {
+  return _mm512_fmadd_ps(_mm512_set1_ps(factor), b, a);
+}
 inline Line minus_scaled(Line a, float factor, Line b) {
   return _mm512_fnmadd_ps(_mm512_set1_ps(factor), b, a);
 }
@@ -151,6 +154,10 @@ inline Line times(Line a, const Line& b) {
 inline Line first_of(Line value, int count) {
   for (int i = count > 0 ? count : 0; i < 16; ++i) value.x[i] = 0;
   return value;
+}
+inline Line plus_scaled(Line a, float factor, const Line& b) {
+  for (int i = 0; i < 16; ++i) a.x[i] += factor * b.x[i];
+  return a;
 }
 inline Line minus_scaled(Line a, float factor, const Line& b) {
   for (int i = 0; i < 16; ++i) a.x[i] -= factor * b.x[i];

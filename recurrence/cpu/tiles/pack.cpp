@@ -66,7 +66,7 @@ void pack_rows_of(const TilePack& p) {
 }
 
 // Column by column of tiles, so that their rows are written one behind the other.
-template <int kParts, bool kNext>
+template <int kParts>
 void pack_pairs_of(const TilePack& p) {
   const TileMatrix& to = p.to;
   const Index part = to.part_size();
@@ -82,14 +82,6 @@ void pack_pairs_of(const TilePack& p) {
       const bool has_second = i + 1 < p.rows && left > 0;
       Line low = has_first ? load_line(first, left) : zero_line();
       Line high = has_second ? load_line(second, left) : zero_line();
-      if constexpr (kNext) {
-        // Rows of the state: whole lines, padded.
-        float* next = p.next + i * p.from_row + column;
-        if (has_first) store_line(next, p.keep == nullptr ? low : scaled(p.keep[i], low));
-        if (has_second) {
-          store_line(next + p.from_row, p.keep == nullptr ? high : scaled(p.keep[i + 1], high));
-        }
-      }
       if (p.factor != nullptr) {
         if (has_first) low = scaled(p.factor[i], low);
         if (has_second) high = scaled(p.factor[i + 1], high);
@@ -113,13 +105,12 @@ void pack_rows(const TilePack& p) {
 }
 
 void pack_pairs(const TilePack& p) {
-  const bool next = p.next != nullptr;
   if (p.to.parts == 1) {
-    next ? pack_pairs_of<1, true>(p) : pack_pairs_of<1, false>(p);
+    pack_pairs_of<1>(p);
   } else if (p.to.parts == 2) {
-    next ? pack_pairs_of<2, true>(p) : pack_pairs_of<2, false>(p);
+    pack_pairs_of<2>(p);
   } else {
-    next ? pack_pairs_of<3, true>(p) : pack_pairs_of<3, false>(p);
+    pack_pairs_of<3>(p);
   }
 }
 

@@ -1,11 +1,10 @@
 // Products of tiles.
 
 #include "recurrence/cpu/tiles/declarations.hpp"
+#include "recurrence/cpu/tiles/layout.hpp"
 
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 namespace {
-
-using Word = std::uint16_t;
 
 constexpr int kBlockSteps = 8;  // of fetch(), in the time of a block
 
@@ -63,10 +62,37 @@ inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index
   }
 }
 
+constexpr int kBlockSide = 2 * kTileRows;
+
+// A block of a result, its sum in memory of its own.
+struct Sum {
+  alignas(64) float values[kBlockSide * kBlockSide];
+  float* c = nullptr;
+  const float* from;
+  const float* scale;
+};
+
+inline void finish(const Sum& sum, Index c_row, Index from_row) {
+  if (sum.c == nullptr) return;
+  for (int r = 0; r < kBlockSide; ++r) {
+    for (int n = 0; n < kBlockSide; n += 16) {
+      const Line value = load_line(sum.values + r * kBlockSide + n);
+      const Line old = load_line(sum.from + r * from_row + n);
+      store_line(sum.c + r * c_row + n,
+                 plus_scaled(value, sum.scale == nullptr ? 1.0F : sum.scale[r], old));
+    }
+  }
+}
+
 template <int kParts>
 void product_of(const TileProduct& p) {
   using Shape = TileProduct::Shape;
-  const Index row = p.c_row * static_cast<Index>(sizeof(float));
+  // Sums that join old values go to memory of their own first; the old values of a block join
+  // while the next one is multiplied.
+  const bool joins = p.from != nullptr;
+  const Index row = (joins ? kBlockSide : p.c_row) * static_cast<Index>(sizeof(float));
+  Sum sums[2];
+  int current = 0;
   Block block;
   block.a_next = static_cast<Index>(p.a.inner) * kTileHalves;
   block.b_next = static_cast<Index>(p.b.inner) * kTileHalves;
@@ -79,12 +105,19 @@ void product_of(const TileProduct& p) {
       const Word* a = p.a.data + m * block.a_next;
       fetch(p.ahead, kBlockSteps);
       float* c = p.c + m * kTileRows * p.c_row + n * kTileRows;
-      float* below = c + kTileRows * p.c_row;
       // Stores that miss the first cache would hold up the loads of the next block.
       for (int r = 0; r < 2 * kTileRows; ++r) {
         __builtin_prefetch(c + r * p.c_row, 1, 3);
         __builtin_prefetch(c + r * p.c_row + kTileRows, 1, 3);
       }
+      if (joins) {
+        current ^= 1;
+        sums[current].c = c;
+        sums[current].from = p.from + m * kTileRows * p.from_row + n * kTileRows;
+        sums[current].scale = p.scale == nullptr ? nullptr : p.scale + m * kTileRows;
+        c = sums[current].values;
+      }
+      float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
       if (p.into == Into::add) {
         block.t.load<0>(c, row);
         block.t.load<1>(c + kTileRows, row);
@@ -105,8 +138,10 @@ void product_of(const TileProduct& p) {
       block.t.store<1>(c + kTileRows, row);
       block.t.store<2>(below, row);
       block.t.store<3>(below + kTileRows, row);
+      if (joins) finish(sums[current ^ 1], p.c_row, p.from_row);
     }
   }
+  if (joins) finish(sums[current], p.c_row, p.from_row);
 }
 
 void product(const TileProduct& p) {
