@@ -61,10 +61,12 @@ int available_threads() {
 }
 
 struct ThreadPool::Impl {
-  // A run is published by the generation; workers take tasks from `next` until none is left.
-  std::atomic<std::uint64_t> generation{0};
-  std::atomic<std::int64_t> next{0};
-  std::atomic<int> running{0};
+  // A run ends when its tasks are done, not when every worker has looked: a worker that the system
+  // does not let run holds up nothing but the task it is in. So a worker may look late, during
+  // another run: it takes a task by a compare and exchange of `left`, which is then a task of that
+  // run, and reads the rest of the run only afterwards.
+  std::atomic<std::int64_t> left{0};        // tasks that nobody has taken
+  std::atomic<std::int64_t> unfinished{0};  // tasks that are not done
   std::int64_t tasks = 0;
   void* self = nullptr;
   Call call = nullptr;
@@ -72,19 +74,37 @@ struct ThreadPool::Impl {
   std::mutex mutex;
   std::condition_variable wake;
   std::condition_variable done;
+  std::int64_t sleeping = 0;
   std::exception_ptr error;
   std::vector<std::thread> threads;
 
+  bool take(std::int64_t& task) {
+    std::int64_t count = left.load(std::memory_order_acquire);
+    while (count > 0) {
+      if (left.compare_exchange_weak(count, count - 1, std::memory_order_acq_rel)) {
+        task = tasks - count;
+        return true;
+      }
+    }
+    return false;
+  }
+
   void work(int worker) {
-    while (true) {
-      const std::int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks) return;
+    std::int64_t task = 0;
+    while (take(task)) {
+      std::int64_t finished = 1;
       try {
         call(self, task, worker);
       } catch (...) {
-        next.store(tasks, std::memory_order_relaxed);
+        {
+          const std::lock_guard<std::mutex> lock(mutex);
+          if (!error) error = std::current_exception();
+        }
+        finished += left.exchange(0, std::memory_order_acq_rel);
+      }
+      if (unfinished.fetch_sub(finished, std::memory_order_acq_rel) == finished && worker > 0) {
         const std::lock_guard<std::mutex> lock(mutex);
-        if (!error) error = std::current_exception();
+        done.notify_one();
       }
     }
   }
@@ -102,23 +122,18 @@ struct ThreadPool::Impl {
   }
 
   void serve(int worker) {
-    std::uint64_t seen = 0;
+    const auto ready = [&] {
+      return stop.load(std::memory_order_acquire) || left.load(std::memory_order_acquire) > 0;
+    };
     while (true) {
-      const auto ready = [&] {
-        return stop.load(std::memory_order_acquire) ||
-               generation.load(std::memory_order_acquire) != seen;
-      };
       if (!spin(ready)) {
         std::unique_lock<std::mutex> lock(mutex);
+        ++sleeping;
         wake.wait(lock, ready);
+        --sleeping;
       }
       if (stop.load(std::memory_order_acquire)) return;
-      seen = generation.load(std::memory_order_acquire);
       work(worker);
-      if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        done.notify_one();
-      }
     }
   }
 };
@@ -149,19 +164,20 @@ void ThreadPool::run_erased(std::int64_t tasks, void* self, Call call) {
     for (std::int64_t task = 0; task < tasks; ++task) call(self, task, 0);
     return;
   }
-  impl.tasks = tasks;
-  impl.self = self;
-  impl.call = call;
-  impl.error = nullptr;
-  impl.next.store(0, std::memory_order_relaxed);
-  impl.running.store(static_cast<int>(impl.threads.size()), std::memory_order_relaxed);
+  std::int64_t sleepers = 0;
   {
     const std::lock_guard<std::mutex> lock(impl.mutex);
-    impl.generation.fetch_add(1, std::memory_order_release);
+    impl.tasks = tasks;
+    impl.self = self;
+    impl.call = call;
+    impl.error = nullptr;
+    impl.unfinished.store(tasks, std::memory_order_relaxed);
+    impl.left.store(tasks, std::memory_order_release);
+    sleepers = impl.sleeping;
   }
-  impl.wake.notify_all();
+  for (std::int64_t i = std::min(sleepers, tasks - 1); i > 0; --i) impl.wake.notify_one();
   impl.work(0);
-  const auto finished = [&] { return impl.running.load(std::memory_order_acquire) == 0; };
+  const auto finished = [&] { return impl.unfinished.load(std::memory_order_acquire) == 0; };
   if (!Impl::spin(finished)) {
     std::unique_lock<std::mutex> lock(impl.mutex);
     impl.done.wait(lock, finished);
