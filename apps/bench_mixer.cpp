@@ -353,7 +353,11 @@ MixerCall MixerCall::part(std::int64_t tokens, std::int64_t heads, Dtype dtype) 
   }
   for (Tensor* state :
        {&two_key.initial_state, &mesa.initial_hkk, &mesa.initial_hkv, &precondition.initial}) {
-    if (state->defined()) *state = state->slice(0, 0, 1).slice(1, 0, heads).to(dtype);
+    if (state->defined()) {
+      // bf16 states stay so beside float32 inputs.
+      *state =
+          state->slice(0, 0, 1).slice(1, 0, heads).to(dtype == Dtype::f64 ? dtype : state->dtype());
+    }
   }
   result.make_outputs();
   if (two_key.initial_state.defined()) result.two_key_out_.final_state = two_key.initial_state;
@@ -384,8 +388,10 @@ void MixerCall::vjp(Context& context) const {
                                precondition_grads_);
 }
 
-void MixerCall::carry_state() {
+void MixerCall::carry_state(Dtype dtype) {
   const MixerShape& s = shape_;
+  require(dtype == Dtype::f32 || !cg_, "[bench] the states of this mixer are f32 (not {})",
+          name(dtype));
   if (cg_) {
     mesa_.initial_hkk = mesa_out_.final_hkk =
         Tensor::zeros({s.batch, s.heads, s.d_k, s.d_k}, Dtype::f32);
@@ -394,7 +400,7 @@ void MixerCall::carry_state() {
     return;
   }
   two_key_.initial_state = two_key_out_.final_state =
-      Tensor::zeros({s.batch, s.heads, s.d_k, s.d_v}, Dtype::f32);
+      Tensor::zeros({s.batch, s.heads, s.d_k, s.d_v}, dtype);
   if (!preconditioned_) return;
   precondition_.initial = precondition_out_.final =
       Tensor::zeros({s.batch, s.heads, s.d_k}, Dtype::f32);

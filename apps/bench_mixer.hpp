@@ -45,7 +45,7 @@ class MixerCall {
   void vjp(Context& context) const;
 
   // Keeps the state between calls, updated in place: the next forward() goes on from it.
-  void carry_state();
+  void carry_state(Dtype dtype = Dtype::f32);
   void take_state(const MixerCall& other);  // of a call of the same mixer and sizes
 
   // What forward() and vjp() wrote.

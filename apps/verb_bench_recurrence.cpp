@@ -2,11 +2,16 @@
 // time.
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <optional>
+#include <thread>
 
 #include "apps/bench.hpp"
 #include "apps/bench_cuda.hpp"
@@ -23,7 +28,8 @@ using recurrence::MixerPreset;
 constexpr std::uint64_t kSeed = 1;
 constexpr std::int64_t kErrorHeads = 2;
 constexpr std::int64_t kErrorTokens = 4096;
-constexpr std::int64_t kPiece = 1024;  // tokens that the context of a decode run is read in
+constexpr std::int64_t kFewTokens = 16;  // up to here a call reads and writes a state by default
+constexpr std::int64_t kPiece = 1024;    // tokens that the context of a decode run is read in
 
 struct Options {
   std::string mixer, shape, json;
@@ -33,7 +39,10 @@ struct Options {
   std::string gates = "usual";
   std::string direction = "both";
   std::string device = "cpu";
+  std::string state = "auto";
+  std::string state_dtype = "f32";
   int threads = 0;
+  int busy = 0;
 };
 
 MixerShape shape_of(const Options& options) {
@@ -94,6 +103,40 @@ double relative_error(const Tensor& result, const Tensor& expected, bool rounded
   return reference > 0 ? std::sqrt(error / reference) : std::sqrt(error);
 }
 
+// Threads that do nothing as fast as they can, each on one of the last processors of this process.
+class BusyProcessors {
+ public:
+  explicit BusyProcessors(int count) {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    require(sched_getaffinity(0, sizeof(allowed), &allowed) == 0 && count < CPU_COUNT(&allowed),
+            "[bench] --busy {} (below the number of processors)", count);
+    int processor = CPU_SETSIZE;
+    for (int i = 0; i < count; ++i) {
+      do --processor;
+      while (!CPU_ISSET(processor, &allowed));
+      threads_.emplace_back([this, processor] {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(processor, &one);
+        sched_setaffinity(0, sizeof(one), &one);
+        while (!stop_.load(std::memory_order_relaxed)) {
+        }
+      });
+    }
+  }
+  BusyProcessors(const BusyProcessors&) = delete;
+  BusyProcessors& operator=(const BusyProcessors&) = delete;
+  ~BusyProcessors() {
+    stop_.store(true);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
 // The checked request and what one run of the program shares.
 class Bench {
  public:
@@ -110,6 +153,8 @@ class Bench {
            options.dtype);
     }
     gates_ = parse_gates(options.gates);
+    state_dtype_ =
+        format_of("--state-dtype", options.state_dtype, {Dtype::f32, Dtype::bf16}, "f32 or bf16");
     shape_ = shape_of(options);
     peaks_ = measure_peaks(context_.threads());
     std::printf("%s\n", describe(peaks_).c_str());
@@ -121,19 +166,24 @@ class Bench {
     introduce(call, "forward");
     const std::int64_t heads = std::min(kErrorHeads, shape_.heads);
     const std::int64_t tokens = std::min(kErrorTokens, shape_.time);
-    const MixerCall part = call.part(tokens, heads, Dtype::f32);
-    const MixerCall exact = call.part(tokens, heads, Dtype::f64);
+    MixerCall carried = call;  // what forward times
+    if (reads_state()) carried.carry_state(state_dtype_);
     Context reference({.threads = options_.threads, .backends = {"reference"}});
-    part.forward(context_);
-    exact.forward(reference);
     const double tokens_heads = static_cast<double>(shape_.batch * shape_.time * shape_.heads);
     if (options_.direction != "vjp") {
+      const MixerCall part = carried.part(tokens, heads, Dtype::f32);
+      const MixerCall exact = carried.part(tokens, heads, Dtype::f64);
+      part.forward(context_);
+      exact.forward(reference);
       report("forward", tokens_heads, relative_error(part.output(), exact.output(), rounded_),
-             heads, tokens,
-             measure([&] { narrowed(call, [&] { call.forward(context_); }, {call.output()}); }),
-             {call.forward_operations(), call.forward_bytes()}, call.forward_bytes());
+             heads, tokens, measure([&] {
+               narrowed(carried, [&] { carried.forward(context_); }, {carried.output()});
+             }),
+             {carried.forward_operations(), carried.forward_bytes()}, carried.forward_bytes());
     }
     if (options_.direction != "forward") {
+      const MixerCall part = call.part(tokens, heads, Dtype::f32);
+      const MixerCall exact = call.part(tokens, heads, Dtype::f64);
       part.vjp(context_);
       exact.vjp(reference);
       double worst = 0;
@@ -154,7 +204,7 @@ class Bench {
     MixerCall first(preset_, one_token(), kSeed, rounded_, gates_);
     introduce(first, "step");
     const double error = decode_error();
-    first.carry_state();
+    first.carry_state(state_dtype_);
     for (std::int64_t read = 0; read < shape_.time; read += kPiece) {
       MixerCall piece(preset_, piece_at(read, shape_), kSeed + 100 + read, rounded_, gates_);
       piece.take_state(first);
@@ -167,20 +217,47 @@ class Bench {
       steps.back().take_state(first);
     }
     std::size_t next = 0;
-    const Timing timing = measure(
-        [&] {
-          const MixerCall& step = steps[next++ % steps.size()];
-          narrowed(step, [&] { step.forward(context_); }, {step.output()});
-        },
-        20);
+    const auto work = [&] {
+      const MixerCall& step = steps[next++ % steps.size()];
+      narrowed(step, [&] { step.forward(context_); }, {step.output()});
+    };
+    const Timing timing = measure(work, 20);
     report("step", static_cast<double>(shape_.batch * shape_.heads), error,
            std::min(kErrorHeads, shape_.heads), std::min(kErrorTokens, shape_.time), timing,
            {first.forward_operations(), first.forward_bytes()},
            first.forward_bytes() - first.state_bytes());
+    if (options_.busy > 0) beside_busy(work);
     write_rows(options_.json, rows_);
   }
 
  private:
+  bool reads_state() const {
+    return options_.state == "yes" || (options_.state == "auto" && shape_.time <= kFewTokens);
+  }
+
+  // Means, not medians: on a busy machine a few steps wait for a whole time slice.
+  void beside_busy(const std::function<void()>& work) {
+    const auto mean_us = [&] {
+      using Clock = std::chrono::steady_clock;
+      const auto start = Clock::now();
+      int runs = 0;
+      double spent = 0;
+      for (; spent < 2; ++runs) {
+        work();
+        spent = std::chrono::duration<double>(Clock::now() - start).count();
+      }
+      return spent * 1e6 / runs;
+    };
+    const double quiet = mean_us();
+    const BusyProcessors others(options_.busy);
+    const double busy = mean_us();
+    std::printf("mean %.1f us, beside %d busy thread%s %.1f us: %.2f times\n", quiet, options_.busy,
+                options_.busy == 1 ? "" : "s", busy, busy / quiet);
+    rows_.back()["busy"] = options_.busy;
+    rows_.back()["mean_us"] = quiet;
+    rows_.back()["mean_us_beside_busy"] = busy;
+  }
+
   MixerShape one_token() const { return {shape_.batch, 1, shape_.heads, shape_.d_k, shape_.d_v}; }
   static MixerShape piece_at(std::int64_t read, const MixerShape& whole) {
     return {whole.batch, std::min(kPiece, whole.time - read), whole.heads, whole.d_k, whole.d_v};
@@ -191,7 +268,7 @@ class Bench {
     const MixerShape small{1, std::min(kErrorTokens, shape_.time),
                            std::min(kErrorHeads, shape_.heads), shape_.d_k, shape_.d_v};
     MixerCall base(preset_, {1, 1, small.heads, small.d_k, small.d_v}, kSeed, rounded_, gates_);
-    base.carry_state();
+    base.carry_state(state_dtype_);
     const MixerCall step = base.part(1, small.heads, Dtype::f32);
     const MixerCall exact = base.part(1, small.heads, Dtype::f64);
     Context reference({.threads = options_.threads, .backends = {"reference"}});
@@ -273,6 +350,7 @@ class Bench {
     row["dk"] = shape_.d_k;
     row["dv"] = shape_.d_v;
     row["dtype"] = options_.dtype;
+    row["state_dtype"] = options_.state_dtype;
     row["threads"] = context_.threads().size();
     add_timing(row, timing);
     row["ns_per_token_head"] = each;
@@ -304,6 +382,7 @@ class Bench {
   Options options_;
   const MixerPreset& preset_;
   bool rounded_;
+  Dtype state_dtype_ = Dtype::f32;
   Context context_;
   MixerShape shape_{};
   GateChoice gates_ = GateChoice::usual;
@@ -330,6 +409,8 @@ void add_options(CLI::App* verb, Options& options, const std::string& time) {
   verb->add_option("--threads", options.threads, "0: as many as the machine allows")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  verb->add_option("--state-dtype", options.state_dtype, "of states on cpu: f32 or bf16")
+      ->capture_default_str();
   verb->add_option("--json", options.json, "write the figures to this file");
 }
 
@@ -343,6 +424,11 @@ const RegisterVerb kBench(50, [](CLI::App& app) {
   whole->add_option("--direction", recurrence.direction, "forward, vjp or both")
       ->check(CLI::IsMember({"forward", "vjp", "both"}))
       ->capture_default_str();
+  whole
+      ->add_option("--state", recurrence.state,
+                   "read and write a state: yes, no, or auto (up to 16 tokens)")
+      ->check(CLI::IsMember({"yes", "no", "auto"}))
+      ->capture_default_str();
   whole->callback([] {
     if (recurrence.device == "cuda") {
       bench_recurrence_on_cuda(cuda_options(recurrence));
@@ -352,6 +438,9 @@ const RegisterVerb kBench(50, [](CLI::App& app) {
   });
   CLI::App* step = bench.add_subcommand("decode", "one token of every sequence at a time");
   add_options(step, decode, "the number of tokens read before");
+  step->add_option("--busy", decode.busy, "also beside this many threads that keep processors busy")
+      ->check(CLI::Range(0, 1023))
+      ->capture_default_str();
   step->callback([] {
     if (decode.device == "cuda") {
       bench_decode_on_cuda(cuda_options(decode));

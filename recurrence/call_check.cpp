@@ -60,13 +60,15 @@ void CallCheck::parameter(std::string_view name, const Tensor& tensor, Axes axes
   element(name, tensor, true);
 }
 
-void CallCheck::state(std::string_view name, const Tensor& tensor, Axes axes) {
+void CallCheck::state(std::string_view name, const Tensor& tensor, Axes axes, bool narrow) {
   if (!tensor.defined()) return;
   std::vector<std::int64_t> extents{sequences_};
   extents.insert(extents.end(), axes.begin(), axes.end());
   whole(name, tensor, Shape(extents));
-  that(tensor.dtype() == wide(), "{} is {} (states of this call are {})", name,
-       rankone::name(tensor.dtype()), rankone::name(wide()));
+  narrow = narrow && dtype_ != Dtype::f64;
+  that(tensor.dtype() == wide() || (narrow && tensor.dtype() == Dtype::bf16),
+       "{} is {} (states of this call are {}{})", name, rankone::name(tensor.dtype()),
+       rankone::name(wide()), narrow ? " or bf16" : "");
 }
 
 void CallCheck::required(std::string_view name, const Tensor& tensor) const {

@@ -40,8 +40,8 @@ class CallCheck {
   void gate(std::string_view name, const Tensor& tensor, Axes axes) { row(name, tensor, axes, 1); }
   // [axes...] exactly, dtype as gate().
   void parameter(std::string_view name, const Tensor& tensor, Axes axes);
-  // [N, axes...], f32 or in an f64 call f64.
-  void state(std::string_view name, const Tensor& tensor, Axes axes);
+  // [N, axes...], f32 or in an f64 call f64; with `narrow` also bf16, except in an f64 call.
+  void state(std::string_view name, const Tensor& tensor, Axes axes, bool narrow = false);
 
   void required(std::string_view name, const Tensor& tensor) const;
   // A tensor that has no meaning for this call: `why` says so.

@@ -46,6 +46,8 @@ struct TwoKey {
   double scale = 1.0;
 };
 
+// The two states may be bf16 instead of f32 (both, not in an f64 call, not for the vjp): rounded
+// once at the end of the call, all arithmetic is float32. On CUDA with at most 8 rows a sequence.
 struct TwoKeyOut {
   Tensor o;            // [R, HV, V]
   Tensor final_state;  // [N, HV, K, V]; may be the memory of initial_state: then updated in place

@@ -11,10 +11,11 @@ namespace {
 struct TwoKeyCheck {
   CallCheck check;
   TwoKeyShape shape;
+  bool narrow_states;  // may be
 
   TwoKeyCheck(std::string_view operation, const Context& context, const Sequences& sequences,
-              const TwoKey& in)
-      : check(operation, context, sequences) {
+              const TwoKey& in, bool narrow)
+      : check(operation, context, sequences), narrow_states(narrow) {
     check.leading("q", in.q, 2, "[R, H, K]");
     check.required("w", in.w);
     check.that(in.v.defined() && in.v.rank() > 2, "v is {} (it is [R, HV, V])",
@@ -38,7 +39,8 @@ struct TwoKeyCheck {
       check.gate(named("g"), g, {shape.value_heads});
     }
     check.gate(named("b"), b, {shape.value_heads});
-    check.state(named("initial_state"), state, {shape.value_heads, shape.d_k, shape.d_v});
+    check.state(named("initial_state"), state, {shape.value_heads, shape.d_k, shape.d_v},
+                narrow_states);
   }
 };
 
@@ -170,16 +172,22 @@ struct LonghornCheck {
 
 CallShape validate(const Context& context, const Sequences& sequences, const TwoKey& in,
                    const TwoKeyOut& out) {
-  TwoKeyCheck two_key("two_key", context, sequences, in);
+  TwoKeyCheck two_key("two_key", context, sequences, in, true);
   const TwoKeyShape& shape = two_key.shape;
   two_key.check.input("o", out.o, {shape.value_heads, shape.d_v});
-  two_key.check.state("final_state", out.final_state, {shape.value_heads, shape.d_k, shape.d_v});
+  two_key.check.state("final_state", out.final_state, {shape.value_heads, shape.d_k, shape.d_v},
+                      true);
+  two_key.check.that(!in.initial_state.defined() || !out.final_state.defined() ||
+                         in.initial_state.dtype() == out.final_state.dtype(),
+                     "initial_state is {} and final_state {} (they are of one dtype)",
+                     in.initial_state.defined() ? name(in.initial_state.dtype()) : "",
+                     out.final_state.defined() ? name(out.final_state.dtype()) : "");
   return two_key.check.call();
 }
 
 CallShape validate(const Context& context, const Sequences& sequences, const TwoKey& in,
                    const TwoKeyCotangents& cot, const TwoKeyGrads& grads) {
-  TwoKeyCheck two_key("two_key_vjp", context, sequences, in);
+  TwoKeyCheck two_key("two_key_vjp", context, sequences, in, false);
   const TwoKeyShape& shape = two_key.shape;
   CallCheck& check = two_key.check;
   check.required("the cotangent of o", cot.o);

@@ -176,7 +176,8 @@ RANKONE_API rankone_status rankone_two_key_vjp(rankone_context* context,
                                                const rankone_two_key_grads* grads,
                                                const rankone_call* call);
 /* Decoding: at most 8 rows a sequence, and the state, inputs->initial_state, is updated in place.
- */
+ * Here and in rankone_two_key the states may be bf16: they are rounded at the end of a call, all
+ * arithmetic is float32. */
 RANKONE_API rankone_status rankone_two_key_step(rankone_context* context,
                                                 const rankone_sequences* sequences,
                                                 const rankone_two_key_inputs* inputs,

@@ -216,7 +216,7 @@ struct PanelBlock {
   int ahead_count;
 };
 
-// One token of one head, on columns [0, columns) of a state with rows of `state_row` floats.
+// One token of one head, on columns [0, columns) of a state with rows of `state_row` numbers.
 struct Step {
   const float* q;
   const float* e;  // null: additive
@@ -225,8 +225,9 @@ struct Step {
   const float* decay;  // factor per channel; null: none
   float gain;
   float scale;
-  const float* state;  // null: zero
-  float* new_state;    // may be state; null: not wanted
+  bool narrow;        // the states are bf16, else float
+  const void* state;  // null: zero
+  void* new_state;    // may be state; null: not wanted
   Index state_row;
   float* o;  // null: not wanted
   int channels, columns;
@@ -333,6 +334,11 @@ struct Kernels {
   void (*transpose)(float* to, Index to_row, const float* from, Index from_row, int rows,
                     int columns);
   float (*dot)(const float* a, const float* b, int n);
+  // Rows of bf16 numbers, zero up to the next multiple of kLine; and rounded back.
+  void (*widen_rows)(float* to, Index to_row, const std::uint16_t* from, Index from_row, int rows,
+                     int columns);
+  void (*narrow_rows)(std::uint16_t* to, Index to_row, const float* from, Index from_row, int rows,
+                      int columns);
 };
 
 const Kernels& kernels();  // of best_isa()

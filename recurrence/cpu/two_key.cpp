@@ -41,6 +41,24 @@ struct Layout {
   }
 };
 
+// A state in the caller's memory, as float32 or bf16; or none.
+struct StateAt {
+  float* wide = nullptr;
+  bf16* narrow = nullptr;
+
+  StateAt() = default;
+  StateAt(const Tensor& tensor, Index offset) {
+    if (!tensor.defined()) return;
+    if (tensor.dtype() == Dtype::bf16) {
+      narrow = tensor.data<bf16>() + offset;
+    } else {
+      wide = tensor.data<float>() + offset;
+    }
+  }
+  bool defined() const { return wide != nullptr || narrow != nullptr; }
+  void* data() const { return narrow != nullptr ? static_cast<void*>(narrow) : wide; }
+};
+
 // The columns [column, column + width) of one value head of one sequence.
 class HeadTask {
  public:
@@ -54,17 +72,21 @@ class HeadTask {
         head_(head),
         column_(column),
         width_(width) {
-    initial_ = state_of(inputs.initial_state, sequence);
-    final_ = state_of(out.final_state, sequence);
+    const Index offset = (sequence * shape.value_heads + head) * shape.d_k * shape.d_v + column;
+    initial_ = StateAt(inputs.initial_state, offset);
+    final_ = StateAt(out.final_state, offset);
   }
 
   // Continues from `state`, with rows of d_v floats: what came before ended there.
-  void continue_from(const float* state) { initial_ = state + column_; }
+  void continue_from(const float* state) {
+    initial_ = StateAt();
+    initial_.wide = const_cast<float*>(state) + column_;  // only read
+  }
 
   void run(Index begin, Index end) {
     if (begin == end) {
       no_rows();
-    } else if (begin + 1 == end) {
+    } else if (begin + 1 == end && (initial_.wide == nullptr || final_.narrow == nullptr)) {
       step(begin);
     } else {
       for (Index first = begin; first < end; first += kSpan) span(first, begin, end);
@@ -72,21 +94,23 @@ class HeadTask {
   }
 
  private:
-  float* state_of(const Tensor& states, Index sequence) const {
-    if (!states.defined()) return nullptr;
-    return states.data<float>() +
-           (sequence * shape_.value_heads + head_) * shape_.d_k * shape_.d_v + column_;
-  }
-
   void no_rows() const {
-    if (final_ == nullptr || initial_ == final_) return;
-    for (int d = 0; d < sizes_.d_k; ++d) {
-      float* to = final_ + d * shape_.d_v;
-      if (initial_ != nullptr) {
-        std::copy_n(initial_ + d * shape_.d_v, width_, to);
+    if (!final_.defined() || initial_.data() == final_.data()) return;
+    for (Index d = 0; d < sizes_.d_k; ++d) {
+      const Index row = d * shape_.d_v;
+      if (final_.narrow != nullptr) {
+        copy_or_clear(initial_.narrow, final_.narrow, row);
       } else {
-        std::fill_n(to, width_, 0.0F);
+        copy_or_clear(initial_.wide, final_.wide, row);
       }
+    }
+  }
+  template <class Number>
+  void copy_or_clear(const Number* from, Number* to, Index row) const {
+    if (from != nullptr) {
+      std::copy_n(from + row, width_, to + row);
+    } else {
+      std::fill_n(to + row, width_, Number{});
     }
   }
 
@@ -132,6 +156,8 @@ class HeadTask {
     const Kernels& k = kernels();
     const int width = std::min(kPanel, width_ - column);
     const bool ragged = width % kLine != 0;  // then rows of the caller are no whole vectors
+    // The state of the caller can be worked on where it is.
+    const bool outside = !ragged && initial_.narrow == nullptr && final_.narrow == nullptr;
     float* const state = at_.state + static_cast<Index>(column) * sizes_.d_k;
     const float* values = rows.v + column_ + column;
     Index value_row = rows.value_row;
@@ -139,10 +165,8 @@ class HeadTask {
       k.copy_rows(at_.values, kPanel, values, value_row, nullptr, rows.count, width);
       values = at_.values;
       value_row = kPanel;
-      if (is_first && initial_ != nullptr) {
-        k.copy_rows(state, kPanel, initial_ + column, shape_.d_v, nullptr, sizes_.d_k, width);
-      }
     }
+    if (is_first && !outside) load_state(state, column, width);
     for (int row = 0; row < rows.count; row += kBlock) {
       const bool start = is_first && row == 0;
       const bool last = is_last && row + kBlock >= rows.count;
@@ -155,14 +179,14 @@ class HeadTask {
       }
       block.state = state;
       block.state_row = kPanel;
-      if (start && (initial_ == nullptr || !ragged)) {
-        block.state = initial_ == nullptr ? nullptr : initial_ + column;
+      if (start && (outside || !initial_.defined())) {
+        block.state = initial_.defined() ? initial_.wide + column : nullptr;
         block.state_row = shape_.d_v;
       }
       block.next = state;
       block.next_row = kPanel;
-      if (last && (final_ == nullptr || !ragged)) {
-        block.next = final_ == nullptr ? nullptr : final_ + column;
+      if (last && (outside || !final_.defined())) {
+        block.next = final_.defined() ? final_.wide + column : nullptr;
         block.next_row = shape_.d_v;
       }
       block.work = at_.work;
@@ -176,12 +200,30 @@ class HeadTask {
       block.columns = round_up(width, kLine);
       k.panel_block(block);
     }
-    if (!ragged) return;
-    for (int i = 0; i < rows.count && out_.o.defined(); ++i) {
+    for (int i = 0; ragged && i < rows.count && out_.o.defined(); ++i) {
       std::copy_n(at_.output + i * kPanel, width, output_row(first + i) + column);
     }
-    for (int d = 0; d < sizes_.d_k && is_last && final_ != nullptr; ++d) {
-      std::copy_n(state + d * kPanel, width, final_ + d * shape_.d_v + column);
+    if (is_last && !outside) store_state(state, column, width);
+  }
+
+  void load_state(float* state, int column, int width) const {
+    if (initial_.narrow != nullptr) {
+      kernels().widen_rows(state, kPanel, &initial_.narrow[column].bits, shape_.d_v, sizes_.d_k,
+                           width);
+    } else if (initial_.wide != nullptr) {
+      kernels().copy_rows(state, kPanel, initial_.wide + column, shape_.d_v, nullptr, sizes_.d_k,
+                          width);
+    }
+  }
+
+  void store_state(const float* state, int column, int width) const {
+    if (final_.narrow != nullptr) {
+      kernels().narrow_rows(&final_.narrow[column].bits, shape_.d_v, state, kPanel, sizes_.d_k,
+                            width);
+      return;
+    }
+    for (int d = 0; d < sizes_.d_k && final_.wide != nullptr; ++d) {
+      std::copy_n(state + d * kPanel, width, final_.wide + d * shape_.d_v + column);
     }
   }
 
@@ -200,8 +242,10 @@ class HeadTask {
   void step(Index row) {
     const ChunkRows rows = chunk_rows(shape_, inputs_, row, 1, head_);
     kernels().step({rows.q, rows.e, rows.w, rows.v + column_, step_decay(rows),
-                    rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale, initial_, final_, shape_.d_v,
-                    out_.o.defined() ? output_row(row) : nullptr, sizes_.d_k, width_});
+                    rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale,
+                    initial_.narrow != nullptr || final_.narrow != nullptr, initial_.data(),
+                    final_.data(), shape_.d_v, out_.o.defined() ? output_row(row) : nullptr,
+                    sizes_.d_k, width_});
   }
 
   const TwoKeyShape& shape_;
@@ -212,8 +256,7 @@ class HeadTask {
   Index head_;
   int column_;
   int width_;
-  const float* initial_ = nullptr;
-  float* final_ = nullptr;
+  StateAt initial_, final_;
   const float* const* ahead_ = nullptr;
   const float** ahead_end_ = nullptr;
 };

@@ -63,7 +63,7 @@ class PartTask {
       }
       tile_kernels()->end();
       for (Index i = 0; i < part_.count && out_.final_state.defined(); ++i) {
-        store_state(i, out_.final_state.data<float>() + state_offset(i));
+        store_final(i);
       }
       if (middle == end) return;
     }
@@ -87,9 +87,24 @@ class PartTask {
     float* state = at_.states + i * at_.state_size;
     std::fill_n(state, at_.state_size, 0.0F);
     if (!live_) return;
-    kernels().copy_rows(state, at_.value_row,
-                        inputs_.initial_state.data<float>() + state_offset(i) + part_.column,
-                        shape_.d_v, nullptr, sizes_.d_k, part_.width);
+    const Index from = state_offset(i) + part_.column;
+    if (inputs_.initial_state.dtype() == Dtype::bf16) {
+      kernels().widen_rows(state, at_.value_row, &inputs_.initial_state.data<bf16>()[from].bits,
+                           shape_.d_v, sizes_.d_k, part_.width);
+    } else {
+      kernels().copy_rows(state, at_.value_row, inputs_.initial_state.data<float>() + from,
+                          shape_.d_v, nullptr, sizes_.d_k, part_.width);
+    }
+  }
+
+  void store_final(Index i) const {
+    if (out_.final_state.dtype() == Dtype::bf16) {
+      bf16* to = out_.final_state.data<bf16>() + state_offset(i) + part_.column;
+      kernels().narrow_rows(&to->bits, shape_.d_v, at_.states + i * at_.state_size, at_.value_row,
+                            sizes_.d_k, part_.width);
+    } else {
+      store_state(i, out_.final_state.data<float>() + state_offset(i));
+    }
   }
 
   void store_state(Index i, float* to) const {

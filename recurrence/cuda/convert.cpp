@@ -60,9 +60,11 @@ TwoKeyCall two_key_call(Context& context, const Sequences& sequences, const TwoK
   call.v = pointer(inputs.v);
   call.g = gate_of(inputs.g);
   call.b = gate_of(inputs.b);
-  call.initial_state = pointer<float>(inputs.initial_state);
+  const Tensor& state = inputs.initial_state.defined() ? inputs.initial_state : out.final_state;
+  if (state.defined()) call.state_dtype = state.dtype();
+  call.initial_state = static_cast<const float*>(pointer(inputs.initial_state));
   call.o = pointer(out.o);
-  call.final_state = pointer<float>(out.final_state);
+  call.final_state = static_cast<float*>(pointer(out.final_state));
   return call;
 }
 

@@ -26,6 +26,11 @@ void CudaBackend::two_key(Context& context, const Sequences& sequences, const Tw
   for (std::int64_t i = 0; i < sequences.count(); ++i) {
     (sequences.length(i) <= cuda::kStepTokens ? steps : longer) = true;
   }
+  if (longer && call.state_dtype == Dtype::bf16) {
+    fail(Status::unsupported,
+         "[two_key] the states are bf16 and a sequence has {} rows (on cuda at most {})",
+         sequences.longest(), cuda::kStepTokens);
+  }
   if (steps) {
     call.most = cuda::kStepTokens;
     if (!context.planning()) cuda::launch_step(call, context.stream());

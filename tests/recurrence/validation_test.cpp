@@ -112,6 +112,10 @@ TEST(InvalidCall, TwoKey) {
            },
            "[two_key] initial_state is f32 (states of this call are f64)"},
           {[](C& c) {
+             c.in.initial_state = zeros({2, 4, 4, 3}, Dtype::bf16);
+           },
+           "[two_key] initial_state is bf16 (states of this call are f64)"},
+          {[](C& c) {
              c.out.o = zeros({6, 4, 4});
            },
            "[two_key] o has shape [6, 4, 4]"},

@@ -47,5 +47,9 @@ void add_rows(float* to, Index to_row, const float* from, Index from_row, const 
               int rows, int columns);
 void transpose(float* to, Index to_row, const float* from, Index from_row, int rows, int columns);
 float dot(const float* a, const float* b, int n);
+void widen_rows(float* to, Index to_row, const std::uint16_t* from, Index from_row, int rows,
+                int columns);
+void narrow_rows(std::uint16_t* to, Index to_row, const float* from, Index from_row, int rows,
+                 int columns);
 
 }  // namespace rankone::recurrence::cpu::RANKONE_ISA

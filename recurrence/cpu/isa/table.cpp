@@ -29,6 +29,8 @@ const Kernels kKernels = {
     .multiply_rows = multiply_rows,
     .transpose = transpose,
     .dot = dot,
+    .widen_rows = widen_rows,
+    .narrow_rows = narrow_rows,
 };
 
 }  // namespace rankone::recurrence::cpu::RANKONE_ISA

@@ -3,6 +3,7 @@
 // A tile of R rows and N vectors held in registers, and the loops that cover a matrix with tiles.
 
 #include "recurrence/cpu/isa/declarations.hpp"
+#include "recurrence/cpu/isa/narrow.hpp"
 
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 
@@ -22,14 +23,31 @@ struct Int {
 
 // Access to a vector in memory, and to its first lanes.
 struct Whole {
-  Vec get(const float* from) const { return load(from); }
-  void put(float* to, Vec value) const { store(to, value); }
+  template <class Number>
+  Vec get(const Number* from) const {
+    return load(from);
+  }
+  template <class Number>
+  void put(Number* to, Vec value) const {
+    store(to, value);
+  }
+};
+
+struct WholeByHardware : Whole {
+  using Whole::put;
+  void put(std::uint16_t* to, Vec value) const { store_by_hardware(to, value); }
 };
 
 struct Part {
   int count;
-  Vec get(const float* from) const { return load_part(from, count); }
-  void put(float* to, Vec value) const { store_part(to, value, count); }
+  template <class Number>
+  Vec get(const Number* from) const {
+    return load_part(from, count);
+  }
+  template <class Number>
+  void put(Number* to, Vec value) const {
+    store_part(to, value, count);
+  }
 };
 
 template <int R, int N>
