@@ -15,6 +15,17 @@ inline constexpr float kMostExponent = 122.9F;
 // A log decay below this is one that nothing survives; sums of 64 such keep their last bits.
 inline constexpr double kLeastGate = -65536.0;
 
+// rows.span(chunk) without divisions of 64 bits, where there are such.
+__device__ __forceinline__ Span span_of(const Rows& rows, std::uint32_t chunk) {
+  if (rows.chunk_boundaries != nullptr || rows.time >> 31 != 0) return rows.span(chunk);
+  const auto time = static_cast<std::uint32_t>(rows.time);
+  const std::uint32_t sequence = chunk / ((time + kChunkRows - 1) / kChunkRows);
+  const std::uint32_t first = chunk % ((time + kChunkRows - 1) / kChunkRows) * kChunkRows;
+  const std::uint32_t left = time - first;
+  return {sequence, sequence * rows.time + first,
+          static_cast<int>(left < kChunkRows ? left : kChunkRows), first == 0, left <= kChunkRows};
+}
+
 // Comparisons rather than fminf: a NaN remains one.
 __device__ __forceinline__ float decay_factor(float exponent) {
   return exp2_fast(exponent > kMostExponent ? kMostExponent : exponent);

@@ -99,16 +99,12 @@ struct Shape {
   static constexpr int kBlocks = kFit < kMost ? kFit : kMost;
 };
 
-// rows.span(chunk) without divisions of 64 bits, where there are such.
-__device__ __forceinline__ Span span_of(const Rows& rows, std::uint32_t chunk) {
-  if (rows.chunk_boundaries != nullptr || rows.time >> 31 != 0) return rows.span(chunk);
-  const auto time = static_cast<std::uint32_t>(rows.time);
-  const std::uint32_t sequence = chunk / ((time + kChunkRows - 1) / kChunkRows);
-  const std::uint32_t first = chunk % ((time + kChunkRows - 1) / kChunkRows) * kChunkRows;
-  const std::uint32_t left = time - first;
-  return {sequence, sequence * rows.time + first,
-          static_cast<int>(left < kChunkRows ? left : kChunkRows), first == 0, left <= kChunkRows};
-}
+// Does nothing for about as long.
+#if defined(RANKONE_CUDA_EMULATION)
+void pause(std::uint32_t) {}
+#else
+__device__ __forceinline__ void pause(std::uint32_t nanoseconds) { __nanosleep(nanoseconds); }
+#endif
 
 // What the feeding warp does.
 template <class Format, int Columns, bool Delta, bool Separate>
@@ -121,6 +117,8 @@ __device__ __forceinline__ void feed(const ScalarCall& c,
   const auto group = static_cast<std::uint32_t>(call.value_heads / call.heads);
   const std::uint32_t items = static_cast<std::uint32_t>(call.rows.chunks) * heads;
   const bool leads = threadIdx.x % 32 == 0;
+  // The tiles of all blocks would arrive at the same time: let those of one in three come first.
+  if (items > gridDim.x) pause(900 * (blockIdx.x * S::kBlocks / gridDim.x));
   std::uint32_t parity = 1;
   for (std::uint32_t item = blockIdx.x; item < items; item += gridDim.x, parity ^= 1) {
     const std::uint32_t chunk = item / heads, head = item % heads;
