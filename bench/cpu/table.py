@@ -262,6 +262,33 @@ ROWS = [
 ]
 
 
+def write_results(machine, rows):
+    """Adds what was measured to the results file; of other rows it keeps what it holds."""
+    processor = cpu()
+    today = datetime.date.today().isoformat()
+    short = re.sub(r"[^a-z0-9]+", "-", processor["model"].lower()).strip("-")
+    out = pathlib.Path(machine.options.out or HERE / "results" / f"{today}-{short}.json")
+    kept = json.loads(out.read_text()) if out.exists() else {"rows": [], "measurements": []}
+    names = {row["name"] for row in rows}
+    order = [name for name, _, _ in ROWS]
+    commands = {(row["command"], row.get("label")) for row in machine.measurements}
+    result = {
+        "date": today,
+        "cpu": processor,
+        "system": platform.platform(),
+        "commit": machine.options.commit or output_of(["git", "rev-parse", "--short=12", "HEAD"]) or "unknown",
+        "compiler": compiler_of(machine.options.rankone),
+        "prefix": machine.options.prefix,
+        "rows": sorted([row for row in kept["rows"] if row["name"] not in names] + rows,
+                       key=lambda row: order.index(row["name"])),
+        "measurements": [row for row in kept["measurements"] if (row["command"], row.get("label")) not in commands]
+                        + machine.measurements,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    return out
+
+
 def curves(machine, pattern):
     """Measurements of every kernel and peer over the length of the sequence, for plot.py."""
     kernels = [("baseline", "baseline", ""), ("avx2", "avx2", ""), ("avx512", "avx512", "")]
@@ -311,6 +338,7 @@ def main():
     parser.add_argument("--prefix", default="", help='before every command, such as "taskset -c 2,3"')
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN",
                         help="only these rows (names of --list) and curves (curve-avx2, curve-ggml ...)")
+    parser.add_argument("--commit", default="", help="of the program, where this is no checkout of it")
     parser.add_argument("--out", help="the results file; what it holds of other rows is kept")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and exit")
     parser.add_argument("--show", metavar="FILE", help="print the table of a results file and exit")
@@ -344,31 +372,11 @@ def main():
             row = {"name": name, "case": case, "skipped": str(reason)}
         rows.append(row)
         print(line_of(row), flush=True)
+        write_results(machine, rows)
     for pattern in options.rows:
         curves(machine, pattern)
 
-    processor = cpu()
-    today = datetime.date.today().isoformat()
-    short = re.sub(r"[^a-z0-9]+", "-", processor["model"].lower()).strip("-")
-    out = pathlib.Path(options.out or HERE / "results" / f"{today}-{short}.json")
-    kept = json.loads(out.read_text()) if out.exists() else {"rows": [], "measurements": []}
-    names = {row["name"] for row in rows}
-    order = [name for name, _, _ in ROWS]
-    commands = {(row["command"], row.get("label")) for row in machine.measurements}
-    result = {
-        "date": today,
-        "cpu": processor,
-        "system": platform.platform(),
-        "commit": output_of(["git", "rev-parse", "--short=12", "HEAD"]) or kept.get("commit", "unknown"),
-        "compiler": compiler_of(options.rankone),
-        "prefix": options.prefix,
-        "rows": sorted([row for row in kept["rows"] if row["name"] not in names] + rows,
-                       key=lambda row: order.index(row["name"])),
-        "measurements": [row for row in kept["measurements"] if (row["command"], row.get("label")) not in commands]
-                        + machine.measurements,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    out = write_results(machine, rows)
     print(f"written: {out}")
     return 0
 
