@@ -77,11 +77,12 @@ class CudaBench {
     const double token_heads =
         static_cast<double>(options_.shape.batch * options_.shape.time * options_.shape.heads);
     Context reference({.backends = {"reference"}});
-    if (options_.forward || options_.vjp) exact.forward(reference);
-    part.forward(context_);  // the vjp of a preconditioner's mixer reads what it writes
+    if (options_.forward || options_.vjp) exact.forward_kept(reference);
+    part.forward_kept(context_);  // the vjp of a preconditioner's mixer reads what it writes
     if (options_.forward) {
       const double error = relative_error(to_host(part.output(), context_), exact.output());
-      report("forward", token_heads, error, heads, tokens, time([&] { call.forward(context_); }));
+      report("forward", token_heads, error, heads, tokens,
+             time([&] { call.forward_kept(context_); }));
     }
     if (options_.vjp) {
       part.vjp(context_);
@@ -91,7 +92,7 @@ class CudaBench {
       for (std::size_t i = 0; i < gradients.size(); ++i) {
         worst = std::max(worst, relative_error(to_host(gradients[i], context_), expected[i]));
       }
-      call.forward(context_);
+      call.forward_kept(context_);
       report("vjp", token_heads, worst, heads, tokens, time([&] { call.vjp(context_); }));
     }
     write_rows(options_.json, rows_);

@@ -369,12 +369,16 @@ MixerCall MixerCall::part(std::int64_t tokens, std::int64_t heads, Dtype dtype) 
   return result;
 }
 
-void MixerCall::forward(Context& context) const {
+void MixerCall::forward(Context& context) const { run(context, {{}, precondition_out_.final}); }
+
+void MixerCall::forward_kept(Context& context) const { run(context, precondition_out_); }
+
+void MixerCall::run(Context& context, const PreconditionOut& made) const {
   if (cg_) return recurrence::mesa(context, sequences_, mesa_, mesa_out_);
-  if (preconditioned_) {
-    recurrence::precondition(context, sequences_, precondition_, precondition_out_);
-  }
-  recurrence::two_key(context, sequences_, two_key_, two_key_out_);
+  if (!preconditioned_) return recurrence::two_key(context, sequences_, two_key_, two_key_out_);
+  TwoKey open = two_key_;
+  (query_side_ ? open.q : open.w) = Tensor();
+  preconditioned_two_key(context, sequences_, precondition_, made, open, two_key_out_);
 }
 
 void MixerCall::vjp(Context& context) const {
@@ -474,8 +478,8 @@ double MixerCall::vjp_operations() const {
 double MixerCall::forward_bytes() const {
   return bytes_of({two_key_.q, two_key_.e, two_key_.w, two_key_.v, two_key_.g, two_key_.b, mesa_.q,
                    mesa_.k, mesa_.v, mesa_.g, mesa_.b, precondition_.k, precondition_.target,
-                   precondition_.g, precondition_.b, output(), precondition_out_.out}) +
-         2 * state_bytes();
+                   precondition_.g, precondition_.b, output()}) -
+         bytes_of({precondition_out_.out}) + 2 * state_bytes();
 }
 
 double MixerCall::state_bytes() const {
@@ -484,7 +488,8 @@ double MixerCall::state_bytes() const {
 }
 
 double MixerCall::vjp_bytes() const {
-  return forward_bytes() - bytes_of({output()}) + bytes_of({cotangent_}) + bytes_of(gradients());
+  return forward_bytes() - bytes_of({output()}) + bytes_of({cotangent_, precondition_out_.out}) +
+         bytes_of(gradients());
 }
 
 }  // namespace rankone::apps

@@ -41,7 +41,10 @@ class MixerCall {
   // The first tokens and heads of the first sequence, in float32 or float64, with the same state.
   MixerCall part(std::int64_t tokens, std::int64_t heads, Dtype dtype) const;
 
+  // As in inference; forward_kept() also keeps what a preconditioner makes, as in training: vjp()
+  // reads it.
   void forward(Context& context) const;
+  void forward_kept(Context& context) const;
   void vjp(Context& context) const;
 
   // Keeps the state between calls, updated in place: the next forward() goes on from it.
@@ -58,7 +61,8 @@ class MixerCall {
   // What a call does at least. Operations are those of the recurrence written token by token, two
   // for a multiply-add: forward S^T e, w u^T and S^T q; the vjp these states again and the six
   // products of the gradients. Not counted: the decay, the preconditioner's scan, MesaNet's solve
-  // (its calls count no operations at all). Bytes are those of the tensors of the call.
+  // (its calls count no operations at all). Bytes are those of the tensors of the call; what a
+  // preconditioner makes need not be written to be used, so forward() counts it not.
   double forward_operations() const;
   double vjp_operations() const;
   double forward_bytes() const;
@@ -78,6 +82,7 @@ class MixerCall {
   void make_writes(const recurrence::MixerPreset& preset);
   void make_preconditioner(const Tensor& k, Random& random);
   void make_outputs();
+  void run(Context& context, const recurrence::PreconditionOut& made) const;
 
   MixerShape shape_{};
   std::int64_t writes_ = 1;  // rows per token

@@ -228,6 +228,10 @@ void Mixer::precondition(Flow& flow) const {
     args.kind = PreconditionerKind::atq;
     args.ridge = ridge(tape);
     args.target = per_write(flow, flow.q, heads, sizes_.features);
+    if (sizes_.writes == 1) {
+      flow.preconditioner = args;
+      return;
+    }
     flow.q = last_write(flow,
                         nn::reshape(tape, nn::precondition(tape, flow.sequences, args), token_keys),
                         heads, sizes_.features);
@@ -237,6 +241,10 @@ void Mixer::precondition(Flow& flow) const {
   if (choice == PreconditionerChoice::atk) {
     args.kind = PreconditionerKind::atk;
     args.center = tape.parameter(*weights_.center);
+    if (!recurrence::is_key_norm(config_.axes.gain)) {
+      flow.preconditioner = args;
+      return;
+    }
   } else {
     args.kind = PreconditionerKind::gram;
     args.ridge = ridge(tape);
@@ -294,18 +302,25 @@ nn::Var Mixer::solve(Flow& flow) const {
   const std::int64_t rows = flow.sequences.rows();
   const Shape keys = {rows, sizes_.key_heads, sizes_.features};
   nn::TwoKeyArgs args;
-  args.q = per_write(flow, flow.q, sizes_.key_heads, sizes_.features);
-  args.w = nn::reshape(tape, flow.w, keys);
+  const bool made_query =
+      flow.preconditioner && flow.preconditioner->kind == PreconditionerKind::atq;
+  const bool made_key = flow.preconditioner && !made_query;
+  if (!made_query) args.q = per_write(flow, flow.q, sizes_.key_heads, sizes_.features);
+  if (!made_key) args.w = nn::reshape(tape, flow.w, keys);
   args.v = nn::reshape(tape, flow.v, {rows, sizes_.value_heads, sizes_.value_dim});
   if (flow.g) args.g = first_write(flow, flow.g);
   if (flow.b) args.b = nn::reshape(tape, flow.b, {rows, sizes_.value_heads});
   if (config_.axes.solve == Solve::delta) {
-    args.e = flow.e.id == flow.w.id ? args.w : nn::reshape(tape, flow.e, keys);
+    const bool shared = args.w && flow.e.id == flow.w.id;
+    args.e = shared ? args.w : nn::reshape(tape, flow.e, keys);
     if (config_.read_undecayed && args.g) args.e = nn::exp_scale(tape, args.e, args.g, -1.0);
   }
   args.scale =
       config_.scale > 0 ? config_.scale : 1.0 / std::sqrt(static_cast<double>(sizes_.features));
   args.state = state(flow.call, Slot::memory);
+  if (flow.preconditioner) {
+    return nn::preconditioned_two_key(tape, flow.sequences, *flow.preconditioner, args);
+  }
   return nn::two_key(tape, flow.sequences, args);
 }
 

@@ -108,6 +108,8 @@ class Mixer final : public TimeMixing {
     nn::Var decay_logits, gain_logits, gain_value_logits, pre_decay_logits, pre_gain_logits;
     nn::Var g;      // [R, HV] or [R, HV, K]
     nn::Var dt, b;  // [R, HV], [R, n HV]
+    // A preconditioner that runs with the solve, which nothing before it reads.
+    std::optional<nn::PreconditionArgs> preconditioner;
   };
 
   void project(Flow& flow, nn::Var x) const;

@@ -69,6 +69,11 @@ struct PreconditionArgs {
 };
 Var precondition(Tape& tape, const Sequences& sequences, const PreconditionArgs& args);
 
+// Both in one call: the write key (atk, gram) or the query (atq) of the recurrence, absent there,
+// is what the preconditioner makes.
+Var preconditioned_two_key(Tape& tape, const Sequences& sequences,
+                           const PreconditionArgs& precondition, const TwoKeyArgs& args);
+
 struct DecayArgs {
   recurrence::DecayForm form = recurrence::DecayForm::softplus;
   Var x, a_log, dt_bias;

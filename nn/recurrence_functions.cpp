@@ -10,7 +10,9 @@ using support::like;
 using support::value;
 using support::wanted;
 
-Var two_key(Tape& tape, const Sequences& sequences, const TwoKeyArgs& vars) {
+namespace {
+
+recurrence::TwoKey two_key_inputs(const Tape& tape, const TwoKeyArgs& vars) {
   recurrence::TwoKey inputs;
   inputs.q = value(tape, vars.q);
   inputs.e = value(tape, vars.e);
@@ -20,27 +22,29 @@ Var two_key(Tape& tape, const Sequences& sequences, const TwoKeyArgs& vars) {
   inputs.b = value(tape, vars.b);
   inputs.initial_state = vars.state;
   inputs.scale = vars.scale;
-  const Tensor o = like(tape, inputs.v);
-  recurrence::two_key(tape.context(), sequences, inputs, {o, vars.state});
-  return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
-    recurrence::TwoKeyGrads grads;
-    grads.q = wanted(tape_, vars.q);
-    grads.e = wanted(tape_, vars.e);
-    grads.w = wanted(tape_, vars.w);
-    grads.v = wanted(tape_, vars.v);
-    grads.g = wanted(tape_, vars.g);
-    grads.b = wanted(tape_, vars.b);
-    recurrence::two_key_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
-    tape_.add_grad(vars.q, grads.q);
-    tape_.add_grad(vars.e, grads.e);
-    tape_.add_grad(vars.w, grads.w);
-    tape_.add_grad(vars.v, grads.v);
-    tape_.add_grad(vars.g, grads.g);
-    tape_.add_grad(vars.b, grads.b);
-  });
+  return inputs;
 }
 
-Var precondition(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars) {
+recurrence::TwoKeyGrads two_key_grads(Tape& tape, const TwoKeyArgs& vars) {
+  return {wanted(tape, vars.q),
+          wanted(tape, vars.e),
+          wanted(tape, vars.w),
+          wanted(tape, vars.v),
+          wanted(tape, vars.g),
+          wanted(tape, vars.b),
+          Tensor()};
+}
+
+void add_grads(Tape& tape, const TwoKeyArgs& vars, const recurrence::TwoKeyGrads& grads) {
+  tape.add_grad(vars.q, grads.q);
+  tape.add_grad(vars.e, grads.e);
+  tape.add_grad(vars.w, grads.w);
+  tape.add_grad(vars.v, grads.v);
+  tape.add_grad(vars.g, grads.g);
+  tape.add_grad(vars.b, grads.b);
+}
+
+recurrence::Precondition precondition_inputs(const Tape& tape, const PreconditionArgs& vars) {
   recurrence::Precondition inputs;
   inputs.kind = vars.kind;
   inputs.k = value(tape, vars.k);
@@ -53,23 +57,69 @@ Var precondition(Tape& tape, const Sequences& sequences, const PreconditionArgs&
   inputs.x = vars.x;
   inputs.eps = vars.eps;
   inputs.normalize = vars.normalize;
+  return inputs;
+}
+
+void precondition_back(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars,
+                       const recurrence::Precondition& inputs, const Tensor& dy) {
+  recurrence::PreconditionGrads grads;
+  grads.k = wanted(tape, vars.k);
+  grads.target = wanted(tape, vars.target);
+  grads.g = wanted(tape, vars.g);
+  grads.b = wanted(tape, vars.b);
+  grads.center = wanted(tape, vars.center);
+  grads.ridge = wanted(tape, vars.ridge);
+  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}}, grads);
+  tape.add_grad(vars.k, grads.k);
+  tape.add_grad(vars.target, grads.target);
+  tape.add_grad(vars.g, grads.g);
+  tape.add_grad(vars.b, grads.b);
+  tape.add_grad(vars.center, grads.center);
+  tape.add_grad(vars.ridge, grads.ridge);
+}
+
+}  // namespace
+
+Var two_key(Tape& tape, const Sequences& sequences, const TwoKeyArgs& vars) {
+  const recurrence::TwoKey inputs = two_key_inputs(tape, vars);
+  const Tensor o = like(tape, inputs.v);
+  recurrence::two_key(tape.context(), sequences, inputs, {o, vars.state});
+  return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
+    const recurrence::TwoKeyGrads grads = two_key_grads(tape_, vars);
+    recurrence::two_key_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
+    add_grads(tape_, vars, grads);
+  });
+}
+
+Var precondition(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars) {
+  const recurrence::Precondition inputs = precondition_inputs(tape, vars);
   const Tensor out = like(tape, inputs.target);
   recurrence::precondition(tape.context(), sequences, inputs, {out, vars.state});
   return tape.result(out, [=, &sequences](Tape& tape_, const Tensor& dy) {
-    recurrence::PreconditionGrads grads;
-    grads.k = wanted(tape_, vars.k);
-    grads.target = wanted(tape_, vars.target);
-    grads.g = wanted(tape_, vars.g);
-    grads.b = wanted(tape_, vars.b);
-    grads.center = wanted(tape_, vars.center);
-    grads.ridge = wanted(tape_, vars.ridge);
-    recurrence::precondition_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
-    tape_.add_grad(vars.k, grads.k);
-    tape_.add_grad(vars.target, grads.target);
-    tape_.add_grad(vars.g, grads.g);
-    tape_.add_grad(vars.b, grads.b);
-    tape_.add_grad(vars.center, grads.center);
-    tape_.add_grad(vars.ridge, grads.ridge);
+    precondition_back(tape_, sequences, vars, inputs, dy);
+  });
+}
+
+Var preconditioned_two_key(Tape& tape, const Sequences& sequences,
+                           const PreconditionArgs& precondition, const TwoKeyArgs& vars) {
+  const recurrence::Precondition first = precondition_inputs(tape, precondition);
+  const recurrence::TwoKey inputs = two_key_inputs(tape, vars);
+  const Tensor o = like(tape, inputs.v);
+  // Only the way back reads what is made.
+  const Tensor made = tape.recording() ? like(tape, first.target) : Tensor();
+  recurrence::preconditioned_two_key(tape.context(), sequences, first, {made, precondition.state},
+                                     inputs, {o, vars.state});
+  return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
+    const bool query = first.kind == recurrence::PreconditionerKind::atq;
+    recurrence::TwoKey complete = inputs;
+    recurrence::TwoKeyGrads grads = two_key_grads(tape_, vars);
+    (query ? complete.q : complete.w) = made;
+    Tensor& d_made = query ? grads.q : grads.w;
+    d_made = like(tape_, made);
+    recurrence::two_key_vjp(tape_.context(), sequences, complete, {dy, {}}, grads);
+    precondition_back(tape_, sequences, precondition, first, d_made);
+    d_made = Tensor();
+    add_grads(tape_, vars, grads);
   });
 }
 

@@ -32,6 +32,12 @@ class Backend {
                             const PreconditionOut&) const = 0;
   virtual void precondition_vjp(Context&, const Sequences&, const Precondition&,
                                 const PreconditionCotangents&, const PreconditionGrads&) const = 0;
+  // Both in one call; a backend that has nothing better runs them one after the other. w (atk) or q
+  // (atq) of the recurrence is what the preconditioner makes: here a tensor of its shape, whose
+  // numbers are not to be read.
+  virtual void preconditioned_two_key(Context&, const Sequences&, const Precondition&,
+                                      const PreconditionOut&, const TwoKey&,
+                                      const TwoKeyOut&) const;
   virtual void decay(Context&, const Decay&, const DecayOut&) const = 0;
   virtual void decay_vjp(Context&, const Decay&, const DecayCotangents&,
                          const DecayGrads&) const = 0;

@@ -35,6 +35,19 @@ const Backend* accepting(std::string_view name, const CallShape& call) {
 
 }  // namespace
 
+void Backend::preconditioned_two_key(Context& context, const Sequences& sequences,
+                                     const Precondition& precondition, const PreconditionOut& made,
+                                     const TwoKey& inputs, const TwoKeyOut& out) const {
+  const ArenaScope scope(context.arena());
+  PreconditionOut keys = made;
+  const Tensor& target = precondition.target;
+  if (!keys.out.defined()) keys.out = context.empty(target.shape(), target.dtype());
+  this->precondition(context, sequences, precondition, keys);
+  TwoKey complete = inputs;
+  (precondition.kind == PreconditionerKind::atq ? complete.q : complete.w) = keys.out;
+  two_key(context, sequences, complete, out);
+}
+
 RegisteredBackend::RegisteredBackend(const Backend& backend) : backend_(&backend) {
   registered().push_back(backend_);
 }

@@ -2,6 +2,7 @@
 
 #include "recurrence/recurrence.hpp"
 
+#include "core/status.hpp"
 #include "recurrence/backend.hpp"
 #include "recurrence/validate.hpp"
 
@@ -29,6 +30,34 @@ void precondition_vjp(Context& context, const Sequences& sequences, const Precon
                       const PreconditionCotangents& cotangents, const PreconditionGrads& grads) {
   const CallShape call = validate(context, sequences, inputs, cotangents, grads);
   select_backend(context, call).precondition_vjp(context, sequences, inputs, cotangents, grads);
+}
+
+void preconditioned_two_key(Context& context, const Sequences& sequences,
+                            const Precondition& precondition, const PreconditionOut& made,
+                            const TwoKey& inputs, const TwoKeyOut& out) {
+  const bool query = precondition.kind == PreconditionerKind::atq;
+  TwoKey complete = inputs;
+  Tensor& slot = query ? complete.q : complete.w;
+  require(!slot.defined(), "[preconditioned_two_key] {} is given (the preconditioner makes it)",
+          query ? "q" : "w");
+  PreconditionOut checked = made;
+  if (!checked.out.defined()) checked.out = precondition.target;
+  const CallShape call = validate(context, sequences, precondition, checked);
+  slot = checked.out;
+  const CallShape solve = validate(context, sequences, complete, out);
+  require(call.dtype == solve.dtype, "[preconditioned_two_key] k is {}, v is {} (one dtype)",
+          name(call.dtype), name(solve.dtype));
+  if (!call.gram) {
+    return select_backend(context, call)
+        .preconditioned_two_key(context, sequences, precondition, made, complete, out);
+  }
+  const ArenaScope scope(context.arena());
+  if (!made.out.defined()) {
+    checked.out = context.empty(precondition.target.shape(), precondition.target.dtype());
+    slot = checked.out;
+  }
+  select_backend(context, call).precondition(context, sequences, precondition, checked);
+  select_backend(context, solve).two_key(context, sequences, complete, out);
 }
 
 void decay(Context& context, const Decay& inputs, const DecayOut& out) {

@@ -112,6 +112,14 @@ void precondition(Context& context, const Sequences& sequences, const Preconditi
 void precondition_vjp(Context& context, const Sequences& sequences, const Precondition& inputs,
                       const PreconditionCotangents& cotangents, const PreconditionGrads& grads);
 
+// precondition() and two_key() in one call: what the preconditioner makes is the write key (atk and
+// gram) or the query (atq) of the recurrence, and that tensor of `inputs` is undefined. made.out
+// may be undefined: then a backend need not write it anywhere, and on the CPU the rows stay in
+// cache. The results are those of the two calls, bit for bit.
+void preconditioned_two_key(Context& context, const Sequences& sequences,
+                            const Precondition& precondition, const PreconditionOut& made,
+                            const TwoKey& inputs, const TwoKeyOut& out);
+
 // ---- The decay axis ----------------------------------------------------------------------------
 
 // Log decays from logits. x is [R, HV] (scalar) or [R, HV, K] (channel); so is g.

@@ -18,6 +18,9 @@ class CpuBackend final : public Backend {
                     const PreconditionOut&) const override;
   void precondition_vjp(Context&, const Sequences&, const Precondition&,
                         const PreconditionCotangents&, const PreconditionGrads&) const override;
+  void preconditioned_two_key(Context&, const Sequences&, const Precondition&,
+                              const PreconditionOut&, const TwoKey&,
+                              const TwoKeyOut&) const override;
   void decay(Context&, const Decay&, const DecayOut&) const override;
   void decay_vjp(Context&, const Decay&, const DecayCotangents&, const DecayGrads&) const override;
   void gain(Context&, const Sequences&, const Gain&, const GainOut&) const override;

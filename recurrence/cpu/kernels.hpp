@@ -152,13 +152,15 @@ struct DecayGrad {
 };
 
 // Keys of one block of at most kBlock rows under per-channel decay: the rows themselves, readers
-// decayed from the start of the block, writers to its end. Rows of the inputs are key_row and g_row
-// apart, rows of the outputs `row`, zero up to the next multiple of kLine.
+// decayed from the start of the block, writers to its end. Rows of e are key_row apart, rows of the
+// others as named, rows of the outputs `row`, zero up to the next multiple of kLine.
 struct BlockKeys {
   const float* q;  // null: not wanted
+  Index q_row;
   const float* e;  // null: additive
-  const float* w;
   Index key_row;
+  const float* w;
+  Index w_row;
   const float* g;
   Index g_row;
   float* raw_query;
@@ -236,8 +238,9 @@ struct Step {
 // The diagonal preconditioner over n rows of one head, read and written where they lie: rows of a
 // matrix are its `_row` floats apart.
 struct PreconditionScan {
-  const float* ridge;        // [K] in scratch, padding not zero; null: atk
+  bool atk;
   float center, log_x, eps;  // atk
+  const float* ridge;        // [K] in scratch, padding not zero; atq
   const float* k;            // [n, K]
   Index k_row;
   const float* target;  // [n, K]

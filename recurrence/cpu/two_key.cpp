@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <optional>
 
 #include "recurrence/cpu/cpu_backend.hpp"
+#include "recurrence/cpu/precondition.hpp"
 #include "recurrence/cpu/two_key_rows.hpp"
 #include "recurrence/cpu/two_key_span.hpp"
 #include "recurrence/cpu/two_key_tiles.hpp"
@@ -26,17 +27,24 @@ struct Layout {
   float* output;        // [kSpan, kPanel]
   float* decay;         // [K]: of one step
   const float** ahead;  // of PanelBlock, for a whole span
+  // With a preconditioner.
+  std::optional<ScanLayout> scan;
+  float* made = nullptr;  // [kSpan, K]: its rows
   Index used;
 
-  Layout(const TwoKeySizes& sizes, Scratch scratch) : factors(sizes, scratch) {
+  Layout(const TwoKeySizes& sizes, bool preconditioned, Scratch scratch) : factors(sizes, scratch) {
     state = scratch.take(static_cast<Index>(sizes.d_k) * round_up(sizes.d_v, kPanel));
     work = scratch.take(3 * kBlock * kPanel);
     values = scratch.take(kSpan * kPanel);
     output = scratch.take(kSpan * kPanel);
     decay = scratch.rows(1, sizes.d_k);
-    // Four matrices with rows of d_k, two of d_v; a pointer takes two floats.
-    const Index pieces = 4 * pieces_of(sizes.d_k) + 2 * pieces_of(sizes.d_v);
+    // Six matrices with rows of d_k, two of d_v; a pointer takes two floats.
+    const Index pieces = 6 * pieces_of(sizes.d_k) + 2 * pieces_of(sizes.d_v);
     ahead = reinterpret_cast<const float**>(scratch.take(2 * kSpan * pieces));
+    if (preconditioned) {
+      scan.emplace(sizes.d_k, 0, false, scratch);
+      made = scratch.rows(kSpan, sizes.d_k);
+    }
     used = scratch.used();
   }
 };
@@ -63,7 +71,8 @@ struct StateAt {
 class HeadTask {
  public:
   HeadTask(const TwoKeyShape& shape, const TwoKeySizes& sizes, const TwoKey& inputs,
-           const TwoKeyOut& out, Layout layout, Index sequence, Index head, int column, int width)
+           const TwoKeyOut& out, const Layout& layout, Index sequence, Index head, int column,
+           int width)
       : shape_(shape),
         sizes_(sizes),
         inputs_(inputs),
@@ -84,6 +93,19 @@ class HeadTask {
   }
 
   void run(Index begin, Index end) {
+    if (scan_ != nullptr) scan_->begin();
+    read_rows(begin, end);
+    if (scan_ != nullptr) scan_->finish(keys_->out);
+  }
+
+  // The preconditioner of the head runs along.
+  void precondition(const PreconditionedKeys* keys, HeadScan* scan) {
+    keys_ = keys;
+    scan_ = scan;
+  }
+
+ private:
+  void read_rows(Index begin, Index end) {
     if (begin == end) {
       no_rows();
     } else if (begin + 1 == end && (initial_.wide == nullptr || final_.narrow == nullptr)) {
@@ -93,7 +115,31 @@ class HeadTask {
     }
   }
 
- private:
+  bool makes_query() const { return keys_->inputs.kind == PreconditionerKind::atq; }
+
+  // Rows [first, first + count), those of the preconditioner made now.
+  ChunkRows rows_at(Index first, int count) {
+    ChunkRows rows = chunk_rows(shape_, inputs_, first, count, head_);
+    if (scan_ == nullptr) return rows;
+    const Tensor& wanted = keys_->out.out;
+    const bool in_place = !makes_query() && sizes_.decay != DecayKind::channel;
+    float* made = in_place ? at_.factors.write_keys() : at_.made;
+    Index row = at_.factors.key_row();
+    if (wanted.defined()) {
+      made = wanted.data<float>() + scan_->key_at(first);
+      row = scan_->key_row();
+    } else {
+      const int padding = round_up(sizes_.d_k, kLine) - sizes_.d_k;
+      for (int i = 0; i < count && padding > 0; ++i) {
+        std::fill_n(made + i * row + sizes_.d_k, padding, 0.0F);
+      }
+    }
+    scan_->rows(first, count, made, row);
+    (makes_query() ? rows.q : rows.w) = made;
+    (makes_query() ? rows.q_row : rows.w_row) = row;
+    return rows;
+  }
+
   void no_rows() const {
     if (!final_.defined() || initial_.data() == final_.data()) return;
     for (Index d = 0; d < sizes_.d_k; ++d) {
@@ -121,7 +167,7 @@ class HeadTask {
   // The rows of the span at `first` of the sequence [begin, end).
   void span(Index first, Index begin, Index end) {
     const int n = static_cast<int>(std::min<Index>(kSpan, end - first));
-    const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head_);
+    const ChunkRows rows = rows_at(first, n);
     at_.factors.build(rows, out_.o.defined());
     look_ahead(first + kSpan, end);
     for (int column = 0; column < width_; column += kPanel) {
@@ -135,13 +181,22 @@ class HeadTask {
     ahead_end_ = at_.ahead;
     const int n = static_cast<int>(std::min<Index>(kSpan, end - first));
     if (n <= 0) return;
-    const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head_);
+    ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head_);
     const auto list = [&](const float* from, Index row, int columns) {
       if (from == nullptr) return;
       for (int i = 0; i < n; ++i, from += row) {
         for (int c = 0; c < columns; c += kAhead * kLine) *ahead_end_++ = from + c;
       }
     };
+    if (scan_ != nullptr) {
+      // In place of what is made, what it is made of, and where it goes.
+      const Index key = scan_->key_at(first);
+      (makes_query() ? rows.q : rows.w) = keys_->inputs.target.data<float>() + key;
+      const float* k = keys_->inputs.k.data<float>() + key;
+      if (k != rows.w && k != rows.e && k != rows.q) list(k, rows.key_row, sizes_.d_k);
+      const Tensor& wanted = keys_->out.out;
+      if (wanted.defined()) list(wanted.data<float>() + key, rows.key_row, sizes_.d_k);
+    }
     list(rows.w, rows.key_row, sizes_.d_k);
     if (rows.e != rows.w) list(rows.e, rows.key_row, sizes_.d_k);
     list(rows.q, rows.key_row, sizes_.d_k);
@@ -240,7 +295,7 @@ class HeadTask {
 
   // One token, in the caller's memory.
   void step(Index row) {
-    const ChunkRows rows = chunk_rows(shape_, inputs_, row, 1, head_);
+    const ChunkRows rows = rows_at(row, 1);
     kernels().step({rows.q, rows.e, rows.w, rows.v + column_, step_decay(rows),
                     rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale,
                     initial_.narrow != nullptr || final_.narrow != nullptr, initial_.data(),
@@ -256,6 +311,8 @@ class HeadTask {
   Index head_;
   int column_;
   int width_;
+  const PreconditionedKeys* keys_ = nullptr;
+  HeadScan* scan_ = nullptr;
   StateAt initial_, final_;
   const float* const* ahead_ = nullptr;
   const float** ahead_end_ = nullptr;
@@ -271,34 +328,50 @@ ColumnCut::ColumnCut(Index heads, int threads, int d_v) {
   pieces = (d_v + width - 1) / width;
 }
 
-Index rows_scratch(const TwoKeySizes& sizes) { return Layout(sizes, Scratch()).used; }
+Index rows_scratch(const TwoKeySizes& sizes) { return Layout(sizes, false, Scratch()).used; }
 
 void run_rows(const TwoKeyShape& shape, const TwoKeySizes& sizes, const TwoKey& inputs,
               const TwoKeyOut& out, Scratch scratch, const HeadRows& rows) {
-  HeadTask task(shape, sizes, inputs, out, Layout(sizes, scratch), rows.sequence, rows.head,
+  HeadTask task(shape, sizes, inputs, out, Layout(sizes, false, scratch), rows.sequence, rows.head,
                 rows.column, rows.width);
   if (rows.state != nullptr) task.continue_from(rows.state);
   task.run(rows.begin, rows.end);
 }
 
 void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
-             const TwoKeyOut& out) {
+             const TwoKeyOut& out, const PreconditionedKeys* keys) {
   const TwoKeyShape shape = shape_of(sequences, inputs);
   const TwoKeySizes sizes(shape, inputs, kBlock);
   const ArenaScope scope(context.arena());
   const int threads = context.threads().size();
-  const WorkerScratch scratch(context.arena(), threads, Layout(sizes, Scratch()).used);
+  const bool preconditioned = keys != nullptr;
+  const WorkerScratch scratch(context.arena(), threads,
+                              Layout(sizes, preconditioned, Scratch()).used);
   if (context.planning()) return;
 
   const Index heads = shape.sequences * shape.value_heads;
   const ColumnCut cut(heads, threads, sizes.d_v);
+  const PreconditionShape scan_shape{shape.rows, shape.sequences, shape.heads, shape.d_k};
   context.threads().run(heads * cut.pieces, [&](Index task, int worker) {
     const Index sequence = task / cut.pieces / shape.value_heads;
     const int column = static_cast<int>(task % cut.pieces) * cut.width;
-    HeadTask(shape, sizes, inputs, out, Layout(sizes, scratch.of(worker)), sequence,
-             task / cut.pieces % shape.value_heads, column, std::min(cut.width, sizes.d_v - column))
-        .run(sequences.begin(sequence), sequences.end(sequence));
+    const Index head = task / cut.pieces % shape.value_heads;
+    const Layout layout(sizes, preconditioned, scratch.of(worker));
+    HeadTask head_task(shape, sizes, inputs, out, layout, sequence, head, column,
+                       std::min(cut.width, sizes.d_v - column));
+    std::optional<HeadScan> scan;
+    if (preconditioned) {
+      scan.emplace(scan_shape, keys->inputs, *layout.scan, sequence, head);
+      head_task.precondition(keys, &*scan);
+    }
+    head_task.run(sequences.begin(sequence), sequences.end(sequence));
   });
+}
+
+bool one_task_a_head(const Sequences& sequences, const TwoKey& inputs, int threads) {
+  const TwoKeyShape shape = shape_of(sequences, inputs);
+  const ColumnCut cut(shape.sequences * shape.value_heads, threads, static_cast<int>(shape.d_v));
+  return shape.group() == 1 && cut.pieces == 1;
 }
 
 }  // namespace cpu
@@ -310,6 +383,19 @@ void CpuBackend::two_key(Context& context, const Sequences& sequences, const Two
     return;
   }
   cpu::two_key(context, sequences, inputs, out);
+}
+
+// Made and read in cache, the rows of the preconditioner cost their arithmetic and nothing else.
+void CpuBackend::preconditioned_two_key(Context& context, const Sequences& sequences,
+                                        const Precondition& precondition,
+                                        const PreconditionOut& made, const TwoKey& inputs,
+                                        const TwoKeyOut& out) const {
+  if (cpu::tiles_take(context, sequences.longest()) ||
+      !cpu::one_task_a_head(sequences, inputs, context.threads().size())) {
+    return Backend::preconditioned_two_key(context, sequences, precondition, made, inputs, out);
+  }
+  const cpu::PreconditionedKeys keys{precondition, made};
+  cpu::two_key(context, sequences, inputs, out, &keys);
 }
 
 }  // namespace rankone::recurrence

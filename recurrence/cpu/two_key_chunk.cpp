@@ -25,7 +25,7 @@ ChunkRows chunk_rows(const TwoKeyShape& shape, const TwoKey& inputs, Index first
                      Index head) {
   ChunkRows rows{};
   rows.count = count;
-  rows.key_row = shape.heads * shape.d_k;
+  rows.key_row = rows.q_row = rows.w_row = shape.heads * shape.d_k;
   const Index key = first * rows.key_row + head / shape.group() * shape.d_k;
   rows.q = row_of(inputs.q, key);
   rows.e = row_of(inputs.e, key);
@@ -46,9 +46,9 @@ ChunkRows part_of(const ChunkRows& rows, int first, int count) {
     if (from != nullptr) from += first * row;
   };
   part.count = count;
-  ahead(part.q, rows.key_row);
+  ahead(part.q, rows.q_row);
   ahead(part.e, rows.key_row);
-  ahead(part.w, rows.key_row);
+  ahead(part.w, rows.w_row);
   ahead(part.v, rows.value_row);
   ahead(part.g, rows.g_row);
   ahead(part.b, rows.b_row);
@@ -111,17 +111,19 @@ void ChunkFactors::build_scalar(const ChunkRows& rows, For purpose) {
   const int n = rows.count;
   const int d_k = sizes_.d_k;
   k.scalar_decay({rows.g, rows.g_row, n, between, square_row, prefix, suffix});
-  const auto keys = [&](float* to, const float* from, const float* decay, float sign) {
+  const auto keys = [&](float* to, const float* from, Index from_row, const float* decay,
+                        float sign) {
     for (int i = 0; i < n; ++i) factors_[i] = sign * decay[i];
-    k.copy_rows(to, key_row, from, rows.key_row, factors_, n, d_k);
+    k.copy_rows(to, key_row, from, from_row, factors_, n, d_k);
   };
-  keys(write, rows.w, suffix, 1.0F);
+  keys(write, rows.w, rows.w_row, suffix, 1.0F);
   std::fill(keep, keep + d_k, prefix[n - 1]);
   if (!sizes_.delta && purpose == For::state) return;
 
-  k.transpose(columns_, square_row, rows.w, rows.key_row, n, d_k);
-  const auto interact = [&](const float* reader, float* out, float factor, bool diagonal) {
-    k.lower_inner({reader, rows.key_row, 1, columns_, square_row, out, square_row, n, n, d_k});
+  k.transpose(columns_, square_row, rows.w, rows.w_row, n, d_k);
+  const auto interact = [&](const float* reader, Index reader_row, float* out, float factor,
+                            bool diagonal) {
+    k.lower_inner({reader, reader_row, 1, columns_, square_row, out, square_row, n, n, d_k});
     k.scale_lower({.from = out,
                    .from_row = square_row,
                    .to = out,
@@ -133,15 +135,15 @@ void ChunkFactors::build_scalar(const ChunkRows& rows, For purpose) {
                    .factor = factor});
   };
   if (sizes_.delta) {
-    keys(erase, rows.e, prefix, -1.0F);
-    interact(rows.e, read, 1.0F, false);
+    keys(erase, rows.e, rows.key_row, prefix, -1.0F);
+    interact(rows.e, rows.key_row, read, 1.0F, false);
   }
   if (purpose == For::state) return;
-  keys(query, rows.q, prefix, sizes_.scale);
-  interact(rows.q, seen, sizes_.scale, true);
+  keys(query, rows.q, rows.q_row, prefix, sizes_.scale);
+  interact(rows.q, rows.q_row, seen, sizes_.scale, true);
   if (purpose != For::gradient) return;
-  k.copy_rows(raw_query, key_row, rows.q, rows.key_row, nullptr, n, d_k);
-  k.copy_rows(raw_write, key_row, rows.w, rows.key_row, nullptr, n, d_k);
+  k.copy_rows(raw_query, key_row, rows.q, rows.q_row, nullptr, n, d_k);
+  k.copy_rows(raw_write, key_row, rows.w, rows.w_row, nullptr, n, d_k);
   if (sizes_.delta) k.copy_rows(raw_erase, key_row, rows.e, rows.key_row, nullptr, n, d_k);
 }
 
@@ -152,17 +154,20 @@ void ChunkFactors::load_channel(const ChunkRows& rows, For purpose) {
   k.copy_rows(gates_, key_row, rows.g, rows.g_row, nullptr, n, d_k);
   k.channel_decay({gates_, key_row, n, d_k, key_row, step, prefix, suffix, from_start, to_end});
   std::copy_n(from_start + (n - 1) * key_row, d_k, keep);
-  k.copy_rows(raw_write, key_row, rows.w, rows.key_row, nullptr, n, d_k);
+  k.copy_rows(raw_write, key_row, rows.w, rows.w_row, nullptr, n, d_k);
   k.multiply_rows(Into::overwrite, write, key_row, raw_write, key_row, to_end, key_row, 1.0F, n,
                   d_k);
-  const auto reader = [&](float* raw, float* whole, float* block, const float* from, float factor) {
-    k.copy_rows(raw, key_row, from, rows.key_row, nullptr, n, d_k);
+  const auto reader = [&](float* raw, float* whole, float* block, const float* from, Index from_row,
+                          float factor) {
+    k.copy_rows(raw, key_row, from, from_row, nullptr, n, d_k);
     k.multiply_rows(Into::overwrite, whole, key_row, raw, key_row, from_start, key_row, factor, n,
                     d_k);
     k.multiply_rows(Into::overwrite, block, key_row, raw, key_row, prefix, key_row, 1.0F, n, d_k);
   };
-  if (sizes_.delta) reader(raw_erase, erase, block_erase, rows.e, -1.0F);
-  if (purpose != For::state) reader(raw_query, query, block_query, rows.q, sizes_.scale);
+  if (sizes_.delta) reader(raw_erase, erase, block_erase, rows.e, rows.key_row, -1.0F);
+  if (purpose != For::state) {
+    reader(raw_query, query, block_query, rows.q, rows.q_row, sizes_.scale);
+  }
 }
 
 void ChunkFactors::build_channel(const ChunkRows& rows, For purpose) {

@@ -33,13 +33,15 @@ struct TwoKeySizes {
   int padded_v() const { return round_up(d_v, padding); }
 };
 
-// The rows of one chunk and one value head; rows of keys are key_row floats apart, and so on.
+// The rows of one chunk and one value head; rows of e are key_row floats apart, and so on.
 struct ChunkRows {
   int count;
   const float* q;
+  Index q_row;
   const float* e;  // null: additive
-  const float* w;
   Index key_row;
+  const float* w;
+  Index w_row;
   const float* v;
   Index value_row;
   const float* g;  // null: none

@@ -48,14 +48,14 @@ void SpanFactors::build(const ChunkRows& rows, bool outputs) {
 void SpanFactors::build_scalar(const ChunkRows& rows, const Block& block, int first) {
   const Kernels& k = kernels();
   const int n = rows.count;
-  const auto copy = [&](float* to, const float* from) {
-    k.copy_rows(to, key_row_, from, rows.key_row, nullptr, n, sizes_.d_k);
+  const auto copy = [&](float* to, const float* from, Index from_row) {
+    k.copy_rows(to, key_row_, from, from_row, nullptr, n, sizes_.d_k);
   };
   float* query = block.readers + (sizes_.delta ? n * key_row_ : 0);
-  if (sizes_.delta) copy(block.readers, rows.e);
-  if (outputs_) copy(query, rows.q);
+  if (sizes_.delta) copy(block.readers, rows.e, rows.key_row);
+  if (outputs_) copy(query, rows.q, rows.q_row);
   const float* write = one_key_ ? block.readers : block.write;
-  if (!one_key_) copy(block.write, rows.w);
+  if (!one_key_ && rows.w != block.write) copy(block.write, rows.w, rows.w_row);
 
   k.scalar_decay({rows.g, rows.g_row, n, between_, kBlock, prefix_, write_factor_ + first});
   std::fill_n(block.keep, sizes_.d_k, prefix_[n - 1]);
@@ -75,9 +75,11 @@ void SpanFactors::build_channel(const ChunkRows& rows, const Block& block, int f
   const int n = rows.count;
   float* query = block.readers + (sizes_.delta ? n * key_row_ : 0);
   k.block_keys({.q = outputs_ ? rows.q : nullptr,
+                .q_row = rows.q_row,
                 .e = rows.e,
-                .w = rows.w,
                 .key_row = rows.key_row,
+                .w = rows.w,
+                .w_row = rows.w_row,
                 .g = rows.g,
                 .g_row = rows.g_row,
                 .raw_query = raw_query_,

@@ -16,6 +16,10 @@ class SpanFactors {
  public:
   SpanFactors(const TwoKeySizes& sizes, Scratch& scratch);
 
+  // Where write keys that are made for the next build() may lie, [kSpan, K] with rows of key_row():
+  // there they need no copy. Columns up to the next multiple of kLine must be zero.
+  float* write_keys() const { return write_; }
+  int key_row() const { return key_row_; }
   // For at most kSpan rows, with the outputs or for the state alone.
   void build(const ChunkRows& rows, bool outputs);
   // The factors of the block that starts at row `first` of the span; values and state are the

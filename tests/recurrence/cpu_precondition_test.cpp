@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "recurrence/backend.hpp"
@@ -123,6 +125,90 @@ TEST_P(CpuPrecondition, Backward) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, CpuPrecondition, testing::ValuesIn(settings()));
+
+// One call gives the bits of two, whether a head is one task or several, and whether the rows of
+// the preconditioner are wanted or not.
+TEST_P(CpuPrecondition, OneCallWithTheRecurrence) {
+  const Precondition& in = problem_.in;
+  const std::int64_t rows = problem_.sequences.rows(), states = problem_.sequences.count();
+  const bool query = in.kind == PreconditionerKind::atq;
+  constexpr std::int64_t kHeads = 2, kWidth = 80;
+  for (const std::int64_t group : {1, 2}) {
+    Random random(5);
+    const std::int64_t value_heads = kHeads * group;
+    recurrence::TwoKey two_key;
+    two_key.q = query ? Tensor() : normal({rows, kHeads, in.k.dim(-1)}, random);
+    two_key.w = query ? unit_rows({rows, kHeads, in.k.dim(-1)}, random) : Tensor();
+    // Against keys of any norm, so that the state stays finite.
+    two_key.e = unit_rows({rows, kHeads, in.k.dim(-1)}, random);
+    two_key.b = uniform({rows, value_heads}, random, 0, 0.05);
+    two_key.v = normal({rows, value_heads, kWidth}, random);
+    two_key.g = weak_gates({rows, value_heads}, random);
+    two_key.initial_state = normal({states, value_heads, in.k.dim(-1), kWidth}, random);
+    const auto outputs = [&] {
+      return recurrence::TwoKeyOut{nan_like(two_key.v), nan_like(two_key.initial_state)};
+    };
+    const PreconditionOut made{nan_like(in.target), nan_like(problem_.cotangents.final)};
+    const recurrence::TwoKeyOut expected = outputs();
+    recurrence::TwoKey complete = two_key;
+    (query ? complete.q : complete.w) = made.out;
+    recurrence::precondition(cpu_, problem_.sequences, in, made);
+    recurrence::two_key(cpu_, problem_.sequences, complete, expected);
+    for (const float o : expected.o.span<float>()) ASSERT_TRUE(std::isfinite(o));
+    for (const int threads : {1, 8}) {
+      for (const bool wanted : {false, true}) {
+        Context context({.threads = threads, .backends = {"cpu"}});
+        const PreconditionOut keys{wanted ? nan_like(in.target) : Tensor(),
+                                   nan_like(problem_.cotangents.final)};
+        const recurrence::TwoKeyOut out = outputs();
+        recurrence::preconditioned_two_key(context, problem_.sequences, in, keys, two_key, out);
+        EXPECT_TRUE(same_bits("o", out.o, expected.o)) << group << " " << threads;
+        EXPECT_TRUE(same_bits("S", out.final_state, expected.final_state)) << threads;
+        EXPECT_TRUE(same_bits("A", keys.final, made.final)) << threads;
+        if (wanted) {
+          EXPECT_TRUE(same_bits("made", keys.out, made.out)) << threads;
+        }
+      }
+    }
+  }
+}
+
+// The factor alone: the states go through all magnitudes, one row each, whatever the range.
+TEST(CpuPreconditionFactor, IsWithinARoundingError) {
+  constexpr std::int64_t kRows = 4000, kChannels = 16;
+  Context cpu({.threads = 1, .backends = {"cpu"}});
+  Context reference({.threads = 1, .backends = {"reference"}});
+  for (const double x : {1.0, 1.5, 1.64, 2.0, 100.0}) {
+    for (const double center : {-14.0, -2.0, 0.0, 0.7, 20.0}) {
+      Random random(3);
+      Precondition in;
+      in.k = in.target = Tensor::empty({kRows, 1, kChannels}, Dtype::f32);
+      for (float& key : in.k.span<float>()) {
+        key = static_cast<float>(std::exp(random.uniform(-12, 12)));
+      }
+      in.g = filled({kRows, 1}, [] { return -100.0; });  // nothing is remembered
+      in.center = filled({1}, [&] { return center; });
+      in.x = x;
+      Precondition exact = in;
+      for (Tensor* tensor : {&exact.k, &exact.target, &exact.g, &exact.center}) {
+        *tensor = wide(*tensor);
+      }
+      const PreconditionOut out{nan_like(in.k), {}}, expected{nan_like(exact.k), {}};
+      const Sequences sequences = Sequences::dense(1, kRows);
+      recurrence::precondition(cpu, sequences, in, out);
+      recurrence::precondition(reference, sequences, exact, expected);
+      double worst = 0;
+      for (std::int64_t i = 0; i < out.out.count(); ++i) {
+        const double y = expected.out.data<double>()[i];
+        worst = std::max(worst, std::abs(out.out.data<float>()[i] - y) / y);
+      }
+      // Rounding, the squash and the exponential; then the logarithm, which near the center has an
+      // ulp of it, and of which the factor sees log x.
+      EXPECT_LE(worst, 2e-7 + 1.5e-7 * (1 + std::abs(center)) * std::log(x))
+          << "x " << x << " center " << center;
+    }
+  }
+}
 
 TEST(CpuPreconditionEdges, EmptySequenceKeepsItsState) {
   Context context({.threads = 1, .backends = {"cpu"}});

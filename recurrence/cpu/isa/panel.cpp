@@ -14,19 +14,18 @@ RANKONE_INLINE void block_keys_at(const BlockKeys& b, int c, Access access) {
   Vec gates[kBlock];
   Vec sum{};
   for (int i = 0; i < b.n; ++i) {
-    const Index from = i * b.key_row + c;
     const Index to = i * b.row + c;
     gates[i] = access.get(b.g + i * b.g_row + c);
     sum += gates[i];
     const Vec prefix = vexp_finite(sum);
     store(b.step + to, vexp_finite(gates[i]));
     if (b.e != nullptr) {
-      const Vec erase = access.get(b.e + from);
+      const Vec erase = access.get(b.e + i * b.key_row + c);
       store(b.raw_erase + to, erase);
       store(b.erase + to, erase * prefix);
     }
     if (b.q != nullptr) {
-      const Vec query = access.get(b.q + from);
+      const Vec query = access.get(b.q + i * b.q_row + c);
       store(b.raw_query + to, query);
       store(b.query + to, query * prefix);
     }
@@ -34,7 +33,7 @@ RANKONE_INLINE void block_keys_at(const BlockKeys& b, int c, Access access) {
   }
   sum = Vec{};
   for (int i = b.n - 1; i >= 0; --i) {
-    const Vec write = access.get(b.w + i * b.key_row + c);
+    const Vec write = access.get(b.w + i * b.w_row + c);
     store(b.raw_write + i * b.row + c, write);
     store(b.write + i * b.row + c, write * vexp_finite(sum));
     sum += gates[i];

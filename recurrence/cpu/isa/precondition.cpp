@@ -8,48 +8,59 @@
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 namespace {
 
-struct Whole {
-  Vec get(const float* from) const { return load(from); }
-  void put(float* to, Vec value) const { store(to, value); }
-  Vec keep(Vec value) const { return value; }
-};
-
-struct Part {
-  int count;
-  Vec get(const float* from) const { return load_part(from, count); }
-  void put(float* to, Vec value) const { store_part(to, value, count); }
-  // Zero behind the last channel, where a factor has no meaning.
-  Vec keep(Vec value) const {
-    IntVec lane{};
-    for (int i = 0; i < kLanes; ++i) lane[i] = i;
-    return select(lane < count, value, Vec{});
-  }
-};
-
-// Calls each(Access, c) for the vectors of one row.
-template <class Each>
-RANKONE_INLINE void over_channels(int channels, Each&& each) {
-  int c = 0;
-  for (; c + kLanes <= channels; c += kLanes) each(Whole{}, c);
-  if (c < channels) each(Part{channels - c}, c);
+// Zero behind the last channel, where a factor has no meaning.
+inline Vec keep(Whole, Vec value) { return value; }
+inline Vec keep(Part access, Vec value) {
+  IntVec lane{};
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return select(lane < access.count, value, Vec{});
 }
 
-Vec magnitude(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & 0x7fffffff); }
+// Several vectors that take every step together: a chain of thirty operations leaves the units idle
+// where the processor sees no further than a few vectors ahead.
+template <int N>
+struct Pack {
+  Vec v[N];
+};
+template <int N, class Operation>
+RANKONE_INLINE Pack<N> each_of(const Pack<N>& a, const Operation operation) {
+  Pack<N> result;
+  for (int i = 0; i < N; ++i) result.v[i] = operation(a.v[i]);
+  return result;
+}
+template <int N, class Operation>
+RANKONE_INLINE Pack<N> each_of(const Pack<N>& a, const Pack<N>& b, const Operation operation) {
+  Pack<N> result;
+  for (int i = 0; i < N; ++i) result.v[i] = operation(a.v[i], b.v[i]);
+  return result;
+}
+template <int N>
+RANKONE_INLINE Pack<N> operator*(const Pack<N>& a, const Pack<N>& b) {
+  return each_of(a, b, [](Vec x, Vec y) { return x * y; });
+}
+// a * b + c
+template <int N>
+RANKONE_INLINE Pack<N> multiply_add(const Pack<N>& a, const Pack<N>& b, Vec c) {
+  return each_of(a, b, [c](Vec x, Vec y) { return x * y + c; });
+}
+template <int N>
+RANKONE_INLINE Pack<N> multiply_add(const Pack<N>& a, const Pack<N>& b, const Pack<N>& c) {
+  Pack<N> result;
+  for (int i = 0; i < N; ++i) result.v[i] = a.v[i] * b.v[i] + c.v[i];
+  return result;
+}
 
 #if defined(__AVX512F__)
 // The forms with a mask of all lanes: GCC 12 warns of the others' undefined operand.
 constexpr __mmask16 kAll = 0xffff;
 #endif
 
-// 1 / x for x in [1, 2^100]: at most 1 ulp from exact. Infinite x gives NaN.
-inline Vec reciprocal(Vec x) {
-#if defined(__AVX512F__)
-  const Vec y =
-      _mm512_maskz_rcp14_ps(kAll, x);  // within 2^-14, so within 2^-28 after one step of Newton's
-  return y * (splat(1.0F) - x * y) + y;
-#else
-  return splat(1.0F) / x;
-#endif
+// 1 + |r|
+template <int N>
+RANKONE_INLINE Pack<N> range_of(const Pack<N>& r) {
+  return each_of(r, [](Vec x) {
+    return splat(1.0F) + reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & 0x7fffffff);
+  });
 }
 
 // log(x) - center for x > 0, absolute error at most 1.5e-7 (1 + |log x|): the factor, which is
@@ -65,31 +76,42 @@ class ShiftedLog {
     }
     shifted_ = -vlog(inverse_) - splat(center);
   }
-  Vec operator()(Vec x) const {
-    const Vec m = _mm512_maskz_getmant_ps(kAll, x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_nan);
-    const __m512i interval =
-        _mm512_maskz_srli_epi32(kAll, _mm512_castps_si512(m), 19);  // its low four bits
-    const Vec r = m * Vec(_mm512_maskz_permutexvar_ps(kAll, interval, inverse_)) - splat(1.0F);
-    const Vec base = Vec(_mm512_maskz_getexp_ps(kAll, x)) * splat(0.693147181F) +
-                     Vec(_mm512_maskz_permutexvar_ps(kAll, interval, shifted_));
+  template <int N>
+  RANKONE_INLINE Pack<N> operator()(const Pack<N>& x) const {
+    const Pack<N> m = each_of(x, [](Vec value) {
+      return Vec(_mm512_maskz_getmant_ps(kAll, value, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_nan));
+    });
+    const Pack<N> exponent =
+        each_of(x, [](Vec value) { return Vec(_mm512_maskz_getexp_ps(kAll, value)); });
+    // The low four bits of an index count.
+    const auto entry = [](Vec mantissa, Vec table) {
+      const __m512i at = _mm512_maskz_srli_epi32(kAll, _mm512_castps_si512(mantissa), 19);
+      return Vec(_mm512_maskz_permutexvar_ps(kAll, at, table));
+    };
+    const Pack<N> r = each_of(m, [&](Vec y) { return y * entry(y, inverse_) - splat(1.0F); });
+    const Pack<N> base = each_of(
+        exponent, m, [&](Vec n, Vec y) { return n * splat(0.693147181F) + entry(y, shifted_); });
     // log(1 + r) on |r| < 1/32 within 3.7e-8 |r|.
-    return ((splat(3.335931443e-1F) * r + splat(-5.001902330e-1F)) * r + splat(9.999999302e-1F)) *
-               r +
-           base;
+    const Pack<N> p =
+        each_of(r, [](Vec y) { return splat(3.335931443e-1F) * y + splat(-5.001902330e-1F); });
+    return multiply_add(multiply_add(p, r, splat(9.999999302e-1F)), r, base);
   }
 
  private:
   Vec inverse_{}, shifted_{};
 #else
   explicit ShiftedLog(float center) : center_(splat(center)) {}
-  Vec operator()(Vec x) const { return vlog(x) - center_; }
+  template <int N>
+  RANKONE_INLINE Pack<N> operator()(const Pack<N>& x) const {
+    return each_of(x, [this](Vec value) { return vlog(value) - center_; });
+  }
 
  private:
   Vec center_;
 #endif
 };
 
-// e^y target for |y| <= kSmall, within 1.2 ulp; the exponential of y = rate s.
+// e^y target for y = rate s, |y| <= kSmall, within 1.2 ulp.
 inline constexpr float kSmall = 0.5F;
 class SmallExp {
  public:
@@ -99,10 +121,11 @@ class SmallExp {
     float power = rate;
     for (int i = 0; i < kTerms; ++i, power *= rate) terms_[i] = splat(terms[i] * power);
   }
-  Vec times(Vec s, Vec target) const {
-    Vec p = terms_[kTerms - 1];
-    for (int i = kTerms - 2; i >= 0; --i) p = p * s + terms_[i];
-    return (s * target) * p + target;
+  template <int N>
+  RANKONE_INLINE Pack<N> times(const Pack<N>& s, const Pack<N>& target) const {
+    Pack<N> p = each_of(s, [this](Vec x) { return x * terms_[kTerms - 1] + terms_[kTerms - 2]; });
+    for (int i = kTerms - 3; i >= 0; --i) p = multiply_add(p, s, terms_[i]);
+    return multiply_add(s * target, p, target);
   }
 
  private:
@@ -113,16 +136,20 @@ class SmallExp {
 class AnyExp {
  public:
   explicit AnyExp(float rate) : rate_(splat(rate)) {}
-  Vec times(Vec s, Vec target) const { return vexp(rate_ * s) * target; }
+  template <int N>
+  RANKONE_INLINE Pack<N> times(const Pack<N>& s, const Pack<N>& target) const {
+    return each_of(s, target, [this](Vec x, Vec y) { return vexp(rate_ * x) * y; });
+  }
 
  private:
   Vec rate_;
 };
 
+template <int N>
 struct Factor {
-  Vec value;
-  Vec d_state;
-  Vec d_parameter;
+  Pack<N> value;
+  Pack<N> d_state;
+  Pack<N> d_parameter;
 };
 
 // r = log(A + eps) - center, factor = x^(-r / (1 + |r|)).
@@ -131,20 +158,37 @@ class Atk {
  public:
   explicit Atk(const PreconditionScan& s)
       : log_(s.center), exp_(-s.log_x), eps_(splat(s.eps)), rate_(splat(-s.log_x)) {}
-  Vec apply(Vec state, Vec target, Vec /*ridge*/) const {
-    const Vec r = log_(state + eps_);
-    return exp_.times(r * reciprocal(splat(1.0F) + magnitude(r)), target);
+  template <int N>
+  RANKONE_INLINE Pack<N> apply(const Pack<N>& state, const Pack<N>& target,
+                               const float* /*ridge*/) const {
+    const Pack<N> r = log_(shifted(state));
+    // The divider works while the multipliers, which a reciprocal by Newton's steps would load
+    // further, do the rest.
+    return exp_.times(each_of(r, range_of(r), [](Vec x, Vec y) { return x / y; }), target);
   }
-  Factor derivative(Vec state, Vec /*ridge*/) const {
-    const Vec shifted = state + eps_;
-    const Vec r = log_(shifted);
-    const Vec inverse = reciprocal(splat(1.0F) + magnitude(r));
-    const Vec value = exp_.times(r * inverse, splat(1.0F));
-    const Vec d_r = rate_ * value * (inverse * inverse);
-    return {value, d_r / shifted, -d_r};
+  template <int N>
+  RANKONE_INLINE Factor<N> derivative(const Pack<N>& state, const float* /*ridge*/) const {
+    const Pack<N> x = shifted(state);
+    const Pack<N> r = log_(x);
+    const Pack<N> range = range_of(r);
+    // 1 / x and 1 / range from one division.
+    const Pack<N> both = each_of(x, range, [](Vec a, Vec b) { return splat(1.0F) / (a * b); });
+    const Pack<N> inverse = both * x;
+    Factor<N> result;
+    result.value = exp_.times(r * inverse, each_of(x, [](Vec) { return splat(1.0F); }));
+    const Pack<N> d_r = each_of(result.value, inverse,
+                                [this](Vec value, Vec y) { return (rate_ * value) * (y * y); });
+    result.d_state = d_r * (both * range);
+    result.d_parameter = each_of(d_r, [](Vec d) { return -d; });
+    return result;
   }
 
  private:
+  template <int N>
+  RANKONE_INLINE Pack<N> shifted(const Pack<N>& state) const {
+    return each_of(state, [this](Vec a) { return a + eps_; });
+  }
+
   ShiftedLog log_;
   Exp exp_;
   Vec eps_, rate_;
@@ -153,16 +197,28 @@ class Atk {
 // factor = 1 / (A + ridge).
 struct Atq {
   explicit Atq(const PreconditionScan& /*s*/) {}
-  Vec apply(Vec state, Vec target, Vec ridge) const { return target / (state + ridge); }
-  Factor derivative(Vec state, Vec ridge) const {
-    const Vec value = splat(1.0F) / (state + ridge);
-    return {value, -value * value, -value * value};
+  template <int N>
+  RANKONE_INLINE Pack<N> apply(const Pack<N>& state, const Pack<N>& target,
+                               const float* ridge) const {
+    Pack<N> result;
+    for (int i = 0; i < N; ++i) result.v[i] = target.v[i] / (state.v[i] + load(ridge + i * kLanes));
+    return result;
+  }
+  template <int N>
+  RANKONE_INLINE Factor<N> derivative(const Pack<N>& state, const float* ridge) const {
+    Factor<N> result;
+    for (int i = 0; i < N; ++i) {
+      const Vec value = splat(1.0F) / (state.v[i] + load(ridge + i * kLanes));
+      result.value.v[i] = value;
+      result.d_state.v[i] = result.d_parameter.v[i] = -value * value;
+    }
+    return result;
   }
 };
 
 template <class Call>
 RANKONE_INLINE void with_factor(const PreconditionScan& s, Call&& call) {
-  if (s.ridge != nullptr) {
+  if (!s.atk) {
     call(Atq(s));
   } else if (s.log_x <= kSmall) {
     call(Atk<SmallExp>(s));
@@ -192,42 +248,107 @@ void gates(const PreconditionScan& s) {
   }
 }
 
-// Calls each(access, t, c, before, A): A behind row t and before it, for every vector of channels.
+// Vectors of channels that go through the rows together, their states in registers.
+#if defined(__AVX512F__)
+inline constexpr int kStates = 4;
+#else
+inline constexpr int kStates = 2;
+#endif
+
+template <int N, class Access, class Each>
+RANKONE_INLINE void scan_block(const PreconditionScan& s, const Access access, int first,
+                               Each&& each) {
+  Pack<N> state;
+  for (int i = 0; i < N; ++i) state.v[i] = load(s.state + first + i * kLanes);
+  const float *k = s.k + first, *decays = s.decay, *gains = s.gain;
+  const int rows = s.n;
+  const Index k_row = s.k_row;
+  for (int t = 0; t < rows; ++t, k += k_row) {
+    const Vec decay = splat(decays[t]), gain = splat(gains[t]);
+    const Pack<N> before = state;
+    for (int i = 0; i < N; ++i) {
+      const Vec key = access.get(k + i * kLanes);
+      state.v[i] = decay * state.v[i] + (gain * key) * key;
+    }
+    each(access, t, first, before, state);
+  }
+  for (int i = 0; i < N; ++i) store(s.state + first + i * kLanes, state.v[i]);
+}
+
+// Calls each(access, t, c, before, A) with A before row t and behind it, for the channels from c
+// on.
 template <class Each>
 RANKONE_INLINE void scan(const PreconditionScan& s, Each&& each) {
-  for (int t = 0; t < s.n; ++t) {
-    const float* k = s.k + t * s.k_row;
-    const Vec decay = splat(s.decay[t]), gain = splat(s.gain[t]);
-    over_channels(s.channels, [&](auto access, int c) {
-      const Vec key = access.get(k + c);
-      const Vec before = load(s.state + c);
-      const Vec state = decay * before + (gain * key) * key;
-      store(s.state + c, state);
-      each(access, t, c, before, state);
-    });
+  constexpr int kWide = kStates * kLanes;
+  int c = 0;
+  for (; c + kWide <= s.channels; c += kWide) scan_block<kStates>(s, Whole{}, c, each);
+  for (; c + kLanes <= s.channels; c += kLanes) scan_block<1>(s, Whole{}, c, each);
+  if (c < s.channels) scan_block<1>(s, Part{s.channels - c}, c, each);
+}
+
+// Calls each(pack, access, c) for the vectors of one row from channel c on; of the pack only its
+// size counts.
+template <class Each>
+RANKONE_INLINE void over_channels(int channels, Each&& each) {
+  int c = 0;
+  for (; c + kStates * kLanes <= channels; c += kStates * kLanes) {
+    each(Pack<kStates>{}, Whole{}, c);
   }
+  for (; c + kLanes <= channels; c += kLanes) each(Pack<1>{}, Whole{}, c);
+  if (c < channels) each(Pack<1>{}, Part{channels - c}, c);
+}
+
+// total + sum over i of a_i b_i
+template <int N>
+RANKONE_INLINE Vec add_terms(const Pack<N>& a, const Pack<N>& b, Vec total) {
+  for (int i = 0; i < N; ++i) total = a.v[i] * b.v[i] + total;
+  return total;
+}
+
+template <int N, class Access>
+RANKONE_INLINE Pack<N> get(const Access access, const float* from, const Pack<N>& /*like*/) {
+  Pack<N> result;
+  for (int i = 0; i < N; ++i) result.v[i] = access.get(from + i * kLanes);
+  return result;
+}
+template <int N, class Access>
+RANKONE_INLINE void put(const Access access, float* to, const Pack<N>& values) {
+  for (int i = 0; i < N; ++i) access.put(to + i * kLanes, values.v[i]);
 }
 
 // Row t of the way back: the gradient of A behind it becomes that of A before it.
 template <class AnyFactor>
 RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& factor, int t) {
   const PreconditionScan& s = b.scan;
-  const float* k = s.k + t * s.k_row;
+  const float *k = s.k + t * s.k_row, *target = s.target + t * s.target_row;
   const float* before = b.history + t * b.history_row;
   const float* after = before + b.history_row;
+  const float* d_out = b.d_out + t * b.d_out_row;
+  float *d_target = b.d_target + t * b.d_target_row, *d_k = b.d_k + t * b.d_k_row;
+  float *d_states = b.d_state, *d_parameters = b.d_parameter;
+  const float* ridge = s.ridge;
+  // Rows of one head are far apart, and nothing else fetches them early.
+  constexpr int kEarly = 4;
+  for (int c = 0; c < s.channels && t >= kEarly; c += kLine) {
+    __builtin_prefetch(d_out - kEarly * b.d_out_row + c);
+    __builtin_prefetch(d_target - kEarly * b.d_target_row + c, 1);
+    __builtin_prefetch(d_k - kEarly * b.d_k_row + c, 1);
+  }
   Vec gain_terms{}, decay_terms{};
-  over_channels(s.channels, [&](auto access, int c) {
-    const Vec d_out = access.get(b.d_out + t * b.d_out_row + c);
-    const Vec key = access.get(k + c);
-    const Vec ridge = s.ridge == nullptr ? Vec{} : load(s.ridge + c);
-    const Factor at = factor.derivative(load(after + c), ridge);
-    const Vec through = d_out * access.get(s.target + t * s.target_row + c);
-    access.put(b.d_target + t * b.d_target_row + c, d_out * at.value);
-    store(b.d_parameter + c, load(b.d_parameter + c) + through * at.d_parameter);
-    const Vec d_state = access.keep(load(b.d_state + c) + through * at.d_state);
-    store(b.d_state + c, d_state);
-    gain_terms += d_state * (key * key);
-    decay_terms += d_state * load(before + c);
+  over_channels(s.channels, [&](const auto& like, auto access, int c) {
+    const auto at = factor.derivative(get(Whole{}, after + c, like), ridge + c);
+    const auto d = get(access, d_out + c, like);
+    put(access, d_target + c, d * at.value);
+    const auto through = d * get(access, target + c, like);
+    put(Whole{}, d_parameters + c,
+        multiply_add(through, at.d_parameter, get(Whole{}, d_parameters + c, like)));
+    const auto d_state =
+        each_of(multiply_add(through, at.d_state, get(Whole{}, d_states + c, like)),
+                [&](Vec value) { return keep(access, value); });
+    put(Whole{}, d_states + c, d_state);
+    const auto key = get(access, k + c, like);
+    gain_terms = add_terms(d_state, key * key, gain_terms);
+    decay_terms = add_terms(d_state, get(Whole{}, before + c, like), decay_terms);
   });
   const bool normalised = s.inverse_square != nullptr;
   const float d_gain = sum(gain_terms) * (normalised ? s.inverse_square[t] : 1.0F);
@@ -236,10 +357,12 @@ RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& fac
   // Through the norm: b k / |k|^2 (dA - sum(dA k^2) / |k|^2), twice.
   const Vec along = splat(normalised ? d_gain : 0.0F);
   const Vec decay = splat(s.decay[t]), twice = splat(2.0F * s.gain[t]);
-  over_channels(s.channels, [&](auto access, int c) {
-    const Vec d_state = load(b.d_state + c);
-    access.put(b.d_k + t * b.d_k_row + c, twice * access.get(k + c) * (d_state - along));
-    store(b.d_state + c, decay * d_state);
+  over_channels(s.channels, [&](const auto& like, auto access, int c) {
+    const auto d_state = get(Whole{}, d_states + c, like);
+    put(access, d_k + c, each_of(get(access, k + c, like), d_state, [&](Vec key, Vec d) {
+          return twice * key * (d - along);
+        }));
+    put(Whole{}, d_states + c, each_of(d_state, [&](Vec d) { return decay * d; }));
   });
 }
 
@@ -247,12 +370,16 @@ RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& fac
 
 void precondition(const PreconditionScan& s) {
   gates(s);
-  if (s.out == nullptr) return scan(s, [](auto, int, int, Vec, Vec) {});
+  if (s.out == nullptr) {
+    return scan(s, [](auto, int, int, const auto&, const auto&) {});
+  }
+  const float *target = s.target, *ridge = s.ridge;
+  float* out = s.out;
+  const Index target_row = s.target_row, out_row = s.out_row;
   with_factor(s, [&](const auto factor) {
-    scan(s, [&](auto access, int t, int c, Vec, Vec state) {
-      const Vec target = access.get(s.target + t * s.target_row + c);
-      const Vec ridge = s.ridge == nullptr ? Vec{} : load(s.ridge + c);
-      access.put(s.out + t * s.out_row + c, factor.apply(state, target, ridge));
+    scan(s, [=](auto access, int t, int c, const auto&, const auto& state) {
+      put(access, out + t * out_row + c,
+          factor.apply(state, get(access, target + t * target_row + c, state), ridge + c));
     });
   });
 }
@@ -260,11 +387,12 @@ void precondition(const PreconditionScan& s) {
 void precondition_back(const PreconditionScanBack& b) {
   const PreconditionScan& s = b.scan;
   gates(s);
-  scan(s, [&](auto, int t, int c, Vec before, Vec state) {
-    float* row = b.history + t * b.history_row + c;
-    store(row, before);
-    if (t == s.n - 1) store(row + b.history_row, state);
+  float* history = b.history;
+  const Index row = b.history_row;
+  scan(s, [=](auto, int t, int c, const auto& before, const auto&) {
+    put(Whole{}, history + t * row + c, before);
   });
+  for (int c = 0; c < s.channels; c += kLanes) store(history + s.n * row + c, load(s.state + c));
   with_factor(s, [&](const auto factor) {
     for (int t = s.n - 1; t >= 0; --t) row_back(b, factor, t);
   });
