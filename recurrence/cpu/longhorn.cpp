@@ -5,6 +5,7 @@
 
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/scratch.hpp"
+#include "recurrence/cpu/tasks.hpp"
 #include "recurrence/shapes.hpp"
 
 namespace rankone::recurrence {
@@ -231,7 +232,7 @@ void each_group(Context& context, const Sequences& sequences, const LonghornShap
   const WorkerScratch scratch(context.arena(), context.threads().size(),
                               Layout(shape, longest, backward, Scratch()).used);
   if (context.planning()) return;
-  context.threads().run(shape.sequences * shape.heads, [&](Index task, int worker) {
+  run_tasks(context, shape.sequences * shape.heads, [&](Index task, int worker) {
     const Index sequence = task / shape.heads;
     GroupScan scan(shape, inputs, Layout(shape, longest, backward, scratch.of(worker)), sequence,
                    task % shape.heads);

@@ -11,6 +11,7 @@
 
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/scratch.hpp"
+#include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/two_key.hpp"
 #include "recurrence/cpu/two_key_chunk.hpp"
 #include "recurrence/shapes.hpp"
@@ -198,7 +199,7 @@ void mesa_solve(Context& context, const Sequences& sequences, const Mesa& inputs
   const WorkerScratch scratch(context.arena(), context.threads().size(),
                               Layout(d_k, Scratch()).used);
   if (context.planning()) return;
-  context.threads().run(shape.sequences * shape.heads, [&](Index task, int worker) {
+  run_tasks(context, shape.sequences * shape.heads, [&](Index task, int worker) {
     const Index sequence = task / shape.heads;
     HeadSolve(shape, inputs, Layout(d_k, scratch.of(worker)), sequence, task % shape.heads)
         .run(sequences.begin(sequence), sequences.end(sequence), right, solution, final_hkk);
@@ -218,7 +219,7 @@ void add_to(const Tensor& to, const Tensor& from) {
 // dlambda = -sum over all rows of y x, in the order of the rows.
 void lambda_grad(Context& context, const MesaShape& shape, const Tensor& x, const Tensor& y,
                  const Tensor& gradient) {
-  context.threads().run(shape.heads, [&](Index head, int) {
+  run_tasks(context, shape.heads, [&](Index head, int) {
     for (Index d = 0; d < shape.d_k; ++d) {
       double sum = 0.0;
       for (Index row = 0; row < shape.rows; ++row) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "recurrence/cpu/cpu_backend.hpp"
+#include "recurrence/cpu/tasks.hpp"
 
 namespace rankone::recurrence {
 namespace cpu {
@@ -168,7 +169,7 @@ void CpuBackend::precondition(Context& context, const Sequences& sequences,
   const cpu::WorkerScratch scratch(context.arena(), context.threads().size(),
                                    cpu::scratch_of(d_k, 0, false));
   if (context.planning()) return;
-  context.threads().run(shape.sequences * shape.heads, [&](std::int64_t task, int worker) {
+  cpu::run_tasks(context, shape.sequences * shape.heads, [&](std::int64_t task, int worker) {
     const std::int64_t sequence = task / shape.heads;
     cpu::Scratch mine = scratch.of(worker);
     cpu::HeadScan(shape, inputs, cpu::ScanLayout(d_k, 0, false, mine), sequence, task % shape.heads)
@@ -190,7 +191,7 @@ void CpuBackend::precondition_vjp(Context& context, const Sequences& sequences,
                                    cpu::scratch_of(d_k, longest, true));
   const cpu::WorkerScratch parts(context.arena(), static_cast<int>(tasks), row);
   if (context.planning()) return;
-  context.threads().run(tasks, [&](std::int64_t task, int worker) {
+  cpu::run_tasks(context, tasks, [&](std::int64_t task, int worker) {
     const std::int64_t sequence = task / shape.heads;
     float* part = parts.of(static_cast<int>(task)).take(row);
     std::fill_n(part, row, 0.0F);

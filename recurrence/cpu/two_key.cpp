@@ -6,6 +6,7 @@
 
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/precondition.hpp"
+#include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/two_key_rows.hpp"
 #include "recurrence/cpu/two_key_span.hpp"
 #include "recurrence/cpu/two_key_tiles.hpp"
@@ -352,7 +353,7 @@ void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
   const Index heads = shape.sequences * shape.value_heads;
   const ColumnCut cut(heads, threads, sizes.d_v);
   const PreconditionShape scan_shape{shape.rows, shape.sequences, shape.heads, shape.d_k};
-  context.threads().run(heads * cut.pieces, [&](Index task, int worker) {
+  run_tasks(context, heads * cut.pieces, [&](Index task, int worker) {
     const Index sequence = task / cut.pieces / shape.value_heads;
     const int column = static_cast<int>(task % cut.pieces) * cut.width;
     const Index head = task / cut.pieces % shape.value_heads;

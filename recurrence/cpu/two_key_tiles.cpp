@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/tile_values.hpp"
 #include "recurrence/cpu/two_key_rows.hpp"
 
@@ -207,7 +208,7 @@ void two_key_tiles(Context& context, const Sequences& sequences, const TwoKey& i
   const WorkerScratch scratch(context.arena(), threads, layout(Scratch()).used);
   if (context.planning()) return;
 
-  context.threads().run(tasks * cut.pieces, [&](Index task, int worker) {
+  run_tasks(context, tasks * cut.pieces, [&](Index task, int worker) {
     const Index piece = task % cut.pieces;
     const Index slice = task / cut.pieces % slices;
     const Index key = task / cut.pieces / slices;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "recurrence/cpu/cpu_backend.hpp"
+#include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/two_key.hpp"
 #include "recurrence/cpu/two_key_backward.hpp"
 #include "recurrence/cpu/two_key_tiles.hpp"
@@ -142,7 +143,7 @@ void two_key_vjp_chunked(Context& context, const Sequences& sequences, const Two
                               Layout(sizes, longest, Scratch()).used);
   if (context.planning()) return;
 
-  context.threads().run(shape.sequences * shape.heads, [&](Index task, int worker) {
+  run_tasks(context, shape.sequences * shape.heads, [&](Index task, int worker) {
     const Index sequence = task / shape.heads;
     GroupTask(shape, sizes, inputs, cotangents, grads, Layout(sizes, longest, scratch.of(worker)),
               sequence)

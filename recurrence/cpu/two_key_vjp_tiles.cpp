@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/tile_backward.hpp"
 #include "recurrence/cpu/two_key_tiles.hpp"
 
@@ -157,7 +158,7 @@ void two_key_vjp_tiles(Context& context, const Sequences& sequences, const TwoKe
   const WorkerScratch scratch(context.arena(), context.threads().size(), layout(Scratch()).used);
   if (context.planning()) return;
 
-  context.threads().run(shape.sequences * shape.heads, [&](Index task, int worker) {
+  run_tasks(context, shape.sequences * shape.heads, [&](Index task, int worker) {
     const Index sequence = task / shape.heads;
     Layout at = layout(scratch.of(worker));
     GroupTask(shape, sizes, inputs, cotangents, grads, at, sequence)
