@@ -129,9 +129,9 @@ void lower(const TileLower& l) {
       if (l.column_factor != nullptr) line = times(line, load_line(l.column_factor + j));
       return first_of(line, end - j);
     };
-    Word* out = l.tiles.data + static_cast<Index>(i / kTileRows) * l.tiles.inner * kTileHalves +
-                i % kTileRows * kTileInner;
-    for (int j = 0; j < covered; j += kTileInner, out += kTileHalves) {
+    Index at = static_cast<Index>(i / kTileRows) * l.tiles.inner * kTileHalves +
+               i % kTileRows * kTileInner;
+    for (int j = 0; j < covered; j += kTileInner, at += kTileHalves) {
       const Line low = line_at(j);
       const Line high = line_at(j + 16);
       if (l.to != nullptr) {
@@ -139,6 +139,7 @@ void lower(const TileLower& l) {
         store_line(l.to + i * l.to_row + j + 16, high);
       }
       if (l.tiles.data == nullptr) continue;
+      Word* const out = l.tiles.data + at;
       if (l.tiles.parts == 1) {
         put_parts<1, false>(out, part, low, high);
       } else {
