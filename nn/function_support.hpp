@@ -2,6 +2,9 @@
 
 // What the differentiable functions share: outputs and gradients in the arena.
 
+#include <utility>
+#include <vector>
+
 #include "nn/operators.hpp"
 #include "nn/tape.hpp"
 
@@ -18,6 +21,26 @@ inline Tensor like(Tape& tape, const Tensor& tensor) {
 inline Tensor wanted(Tape& tape, Var var) {
   return tape.wants_grad(var) ? like(tape, tape.value(var)) : Tensor();
 }
+
+// The gradients that a vjp overwrites: scratch for each that is wanted, which the tape receives
+// when the vjp has run, in the order they were asked for.
+class ScratchGrads {
+ public:
+  explicit ScratchGrads(Tape& tape) : tape_(tape) {}
+
+  Tensor of(Var var) {
+    const Tensor gradient = wanted(tape_, var);
+    if (gradient.defined()) gradients_.emplace_back(var, gradient);
+    return gradient;
+  }
+  void give() const {
+    for (const auto& [var, gradient] : gradients_) tape_.add_grad(var, gradient);
+  }
+
+ private:
+  Tape& tape_;
+  std::vector<std::pair<Var, Tensor>> gradients_;
+};
 
 // Where an operator of nn accumulates the gradient of a weight: the parameter's own gradient, or
 // scratch for a weight that is a value of the tape.

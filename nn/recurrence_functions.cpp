@@ -7,8 +7,8 @@
 namespace rankone::nn {
 
 using support::like;
+using support::ScratchGrads;
 using support::value;
-using support::wanted;
 
 namespace {
 
@@ -25,23 +25,9 @@ recurrence::TwoKey two_key_inputs(const Tape& tape, const TwoKeyArgs& vars) {
   return inputs;
 }
 
-recurrence::TwoKeyGrads two_key_grads(Tape& tape, const TwoKeyArgs& vars) {
-  return {wanted(tape, vars.q),
-          wanted(tape, vars.e),
-          wanted(tape, vars.w),
-          wanted(tape, vars.v),
-          wanted(tape, vars.g),
-          wanted(tape, vars.b),
-          Tensor()};
-}
-
-void add_grads(Tape& tape, const TwoKeyArgs& vars, const recurrence::TwoKeyGrads& grads) {
-  tape.add_grad(vars.q, grads.q);
-  tape.add_grad(vars.e, grads.e);
-  tape.add_grad(vars.w, grads.w);
-  tape.add_grad(vars.v, grads.v);
-  tape.add_grad(vars.g, grads.g);
-  tape.add_grad(vars.b, grads.b);
+recurrence::TwoKeyGrads two_key_grads(ScratchGrads& grads, const TwoKeyArgs& vars) {
+  return {grads.of(vars.q), grads.of(vars.e), grads.of(vars.w), grads.of(vars.v),
+          grads.of(vars.g), grads.of(vars.b), Tensor()};
 }
 
 recurrence::Precondition precondition_inputs(const Tape& tape, const PreconditionArgs& vars) {
@@ -62,20 +48,12 @@ recurrence::Precondition precondition_inputs(const Tape& tape, const Preconditio
 
 void precondition_back(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars,
                        const recurrence::Precondition& inputs, const Tensor& dy) {
-  recurrence::PreconditionGrads grads;
-  grads.k = wanted(tape, vars.k);
-  grads.target = wanted(tape, vars.target);
-  grads.g = wanted(tape, vars.g);
-  grads.b = wanted(tape, vars.b);
-  grads.center = wanted(tape, vars.center);
-  grads.ridge = wanted(tape, vars.ridge);
-  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}}, grads);
-  tape.add_grad(vars.k, grads.k);
-  tape.add_grad(vars.target, grads.target);
-  tape.add_grad(vars.g, grads.g);
-  tape.add_grad(vars.b, grads.b);
-  tape.add_grad(vars.center, grads.center);
-  tape.add_grad(vars.ridge, grads.ridge);
+  ScratchGrads grads(tape);
+  const recurrence::PreconditionGrads to{
+      grads.of(vars.k),      grads.of(vars.target), grads.of(vars.g), grads.of(vars.b),
+      grads.of(vars.center), grads.of(vars.ridge),  Tensor()};
+  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}}, to);
+  grads.give();
 }
 
 }  // namespace
@@ -85,9 +63,10 @@ Var two_key(Tape& tape, const Sequences& sequences, const TwoKeyArgs& vars) {
   const Tensor o = like(tape, inputs.v);
   recurrence::two_key(tape.context(), sequences, inputs, {o, vars.state});
   return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
-    const recurrence::TwoKeyGrads grads = two_key_grads(tape_, vars);
-    recurrence::two_key_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
-    add_grads(tape_, vars, grads);
+    ScratchGrads grads(tape_);
+    recurrence::two_key_vjp(tape_.context(), sequences, inputs, {dy, {}},
+                            two_key_grads(grads, vars));
+    grads.give();
   });
 }
 
@@ -112,14 +91,14 @@ Var preconditioned_two_key(Tape& tape, const Sequences& sequences,
   return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
     const bool query = first.kind == recurrence::PreconditionerKind::atq;
     recurrence::TwoKey complete = inputs;
-    recurrence::TwoKeyGrads grads = two_key_grads(tape_, vars);
+    ScratchGrads grads(tape_);
+    recurrence::TwoKeyGrads to = two_key_grads(grads, vars);
     (query ? complete.q : complete.w) = made;
-    Tensor& d_made = query ? grads.q : grads.w;
+    Tensor& d_made = query ? to.q : to.w;
     d_made = like(tape_, made);
-    recurrence::two_key_vjp(tape_.context(), sequences, complete, {dy, {}}, grads);
+    recurrence::two_key_vjp(tape_.context(), sequences, complete, {dy, {}}, to);
     precondition_back(tape_, sequences, precondition, first, d_made);
-    d_made = Tensor();
-    add_grads(tape_, vars, grads);
+    grads.give();
   });
 }
 
@@ -149,12 +128,10 @@ DecayResult decay(Tape& tape, const DecayArgs& vars, bool want_dt) {
     recurrence::DecayCotangents cotangents{tape_.grad(result.g), {}};
     if (result.dt) cotangents.dt = tape_.grad(result.dt);
     if (!cotangents.g.defined() && !cotangents.dt.defined()) return;
-    const recurrence::DecayGrads grads{wanted(tape_, vars.x), wanted(tape_, vars.a_log),
-                                       wanted(tape_, vars.dt_bias)};
-    recurrence::decay_vjp(tape_.context(), inputs, cotangents, grads);
-    tape_.add_grad(vars.x, grads.x);
-    tape_.add_grad(vars.a_log, grads.a_log);
-    tape_.add_grad(vars.dt_bias, grads.dt_bias);
+    ScratchGrads grads(tape_);
+    recurrence::decay_vjp(tape_.context(), inputs, cotangents,
+                          {grads.of(vars.x), grads.of(vars.a_log), grads.of(vars.dt_bias)});
+    grads.give();
   });
   return result;
 }
@@ -205,22 +182,18 @@ void gain_backward(Tape& tape, const Sequences& sequences, const GainArgs& vars,
       !cotangents.v.defined()) {
     return;
   }
-  recurrence::GainGrads grads;
-  grads.x = wanted(tape, vars.x);
-  grads.x_v = wanted(tape, vars.x_v);
-  grads.theta = wanted(tape, vars.theta);
-  grads.e = wanted(tape, vars.e);
-  grads.w = wanted(tape, vars.w);
-  grads.v = wanted(tape, vars.v);
+  ScratchGrads grads(tape);
+  recurrence::GainGrads to;
+  to.x = grads.of(vars.x);
+  to.x_v = grads.of(vars.x_v);
+  to.theta = grads.of(vars.theta);
+  to.e = grads.of(vars.e);
+  to.w = grads.of(vars.w);
+  to.v = grads.of(vars.v);
   // Only a time factor: nothing to differentiate.
-  if (!grads.x.defined() && !grads.x_v.defined() && !grads.v.defined()) return;
-  recurrence::gain_vjp(tape.context(), sequences, inputs, cotangents, grads);
-  tape.add_grad(vars.x, grads.x);
-  tape.add_grad(vars.x_v, grads.x_v);
-  tape.add_grad(vars.theta, grads.theta);
-  tape.add_grad(vars.e, grads.e);
-  tape.add_grad(vars.w, grads.w);
-  tape.add_grad(vars.v, grads.v);
+  if (!to.x.defined() && !to.x_v.defined() && !to.v.defined()) return;
+  recurrence::gain_vjp(tape.context(), sequences, inputs, cotangents, to);
+  grads.give();
 }
 
 }  // namespace
@@ -265,20 +238,16 @@ Var mesa(Tape& tape, const Sequences& sequences, const MesaArgs& vars) {
   const Tensor o = like(tape, inputs.v);
   recurrence::mesa(tape.context(), sequences, inputs, {o, vars.hkk, vars.hkv});
   return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
-    recurrence::MesaGrads grads;
-    grads.q = wanted(tape_, vars.q);
-    grads.k = wanted(tape_, vars.k);
-    grads.v = wanted(tape_, vars.v);
-    grads.g = wanted(tape_, vars.g);
-    grads.b = wanted(tape_, vars.b);
-    grads.lambda = wanted(tape_, vars.lambda);
-    recurrence::mesa_vjp(tape_.context(), sequences, inputs, {dy, {}, {}}, grads);
-    tape_.add_grad(vars.q, grads.q);
-    tape_.add_grad(vars.k, grads.k);
-    tape_.add_grad(vars.v, grads.v);
-    tape_.add_grad(vars.g, grads.g);
-    tape_.add_grad(vars.b, grads.b);
-    tape_.add_grad(vars.lambda, grads.lambda);
+    ScratchGrads grads(tape_);
+    recurrence::MesaGrads to;
+    to.q = grads.of(vars.q);
+    to.k = grads.of(vars.k);
+    to.v = grads.of(vars.v);
+    to.g = grads.of(vars.g);
+    to.b = grads.of(vars.b);
+    to.lambda = grads.of(vars.lambda);
+    recurrence::mesa_vjp(tape_.context(), sequences, inputs, {dy, {}, {}}, to);
+    grads.give();
   });
 }
 
@@ -288,16 +257,14 @@ Var longhorn(Tape& tape, const Sequences& sequences, const LonghornArgs& vars) {
   const Tensor o = like(tape, inputs.v);
   recurrence::longhorn(tape.context(), sequences, inputs, {o, vars.state});
   return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
-    recurrence::LonghornGrads grads;
-    grads.q = wanted(tape_, vars.q);
-    grads.k = wanted(tape_, vars.k);
-    grads.v = wanted(tape_, vars.v);
-    grads.beta = wanted(tape_, vars.beta);
-    recurrence::longhorn_vjp(tape_.context(), sequences, inputs, {dy, {}}, grads);
-    tape_.add_grad(vars.q, grads.q);
-    tape_.add_grad(vars.k, grads.k);
-    tape_.add_grad(vars.v, grads.v);
-    tape_.add_grad(vars.beta, grads.beta);
+    ScratchGrads grads(tape_);
+    recurrence::LonghornGrads to;
+    to.q = grads.of(vars.q);
+    to.k = grads.of(vars.k);
+    to.v = grads.of(vars.v);
+    to.beta = grads.of(vars.beta);
+    recurrence::longhorn_vjp(tape_.context(), sequences, inputs, {dy, {}}, to);
+    grads.give();
   });
 }
 
