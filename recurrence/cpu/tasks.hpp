@@ -36,8 +36,8 @@ class FlushDenormals {
 #endif
 };
 
-// ThreadPool::run(), every task with denormals flushed: all operators of the backend alike, so that
-// a sequence has the same bits whichever of them computes it.
+// ThreadPool::run(), every task with denormals flushed: in all recurrences and scans alike, so that
+// a call that joins two of them gives the same bits.
 template <class Work>
 void run_tasks(Context& context, std::int64_t tasks, Work&& work) {
   context.threads().run(tasks, [&work](std::int64_t task, int worker) {

@@ -6,6 +6,7 @@
 
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/precondition.hpp"
+#include "recurrence/cpu/state_at.hpp"
 #include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/two_key_rows.hpp"
 #include "recurrence/cpu/two_key_span.hpp"
@@ -48,24 +49,6 @@ struct Layout {
     }
     used = scratch.used();
   }
-};
-
-// A state in the caller's memory, as float32 or bf16; or none.
-struct StateAt {
-  float* wide = nullptr;
-  bf16* narrow = nullptr;
-
-  StateAt() = default;
-  StateAt(const Tensor& tensor, Index offset) {
-    if (!tensor.defined()) return;
-    if (tensor.dtype() == Dtype::bf16) {
-      narrow = tensor.data<bf16>() + offset;
-    } else {
-      wide = tensor.data<float>() + offset;
-    }
-  }
-  bool defined() const { return wide != nullptr || narrow != nullptr; }
-  void* data() const { return narrow != nullptr ? static_cast<void*>(narrow) : wide; }
 };
 
 // The columns [column, column + width) of one value head of one sequence.
@@ -222,7 +205,9 @@ class HeadTask {
       values = at_.values;
       value_row = kPanel;
     }
-    if (is_first && !outside) load_state(state, column, width);
+    if (is_first && !outside) {
+      initial_.from(column).load(state, kPanel, shape_.d_v, sizes_.d_k, width);
+    }
     for (int row = 0; row < rows.count; row += kBlock) {
       const bool start = is_first && row == 0;
       const bool last = is_last && row + kBlock >= rows.count;
@@ -259,27 +244,8 @@ class HeadTask {
     for (int i = 0; ragged && i < rows.count && out_.o.defined(); ++i) {
       std::copy_n(at_.output + i * kPanel, width, output_row(first + i) + column);
     }
-    if (is_last && !outside) store_state(state, column, width);
-  }
-
-  void load_state(float* state, int column, int width) const {
-    if (initial_.narrow != nullptr) {
-      kernels().widen_rows(state, kPanel, &initial_.narrow[column].bits, shape_.d_v, sizes_.d_k,
-                           width);
-    } else if (initial_.wide != nullptr) {
-      kernels().copy_rows(state, kPanel, initial_.wide + column, shape_.d_v, nullptr, sizes_.d_k,
-                          width);
-    }
-  }
-
-  void store_state(const float* state, int column, int width) const {
-    if (final_.narrow != nullptr) {
-      kernels().narrow_rows(&final_.narrow[column].bits, shape_.d_v, state, kPanel, sizes_.d_k,
-                            width);
-      return;
-    }
-    for (int d = 0; d < sizes_.d_k && final_.wide != nullptr; ++d) {
-      std::copy_n(state + d * kPanel, width, final_.wide + d * shape_.d_v + column);
+    if (is_last && !outside) {
+      final_.from(column).store(state, kPanel, shape_.d_v, sizes_.d_k, width);
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "recurrence/cpu/state_at.hpp"
 #include "recurrence/cpu/tasks.hpp"
 #include "recurrence/cpu/tile_values.hpp"
 #include "recurrence/cpu/two_key_rows.hpp"
@@ -63,15 +64,17 @@ class PartTask {
         chunk(first, static_cast<int>(std::min<Index>(kChunk, middle - first)), last);
       }
       tile_kernels()->end();
-      for (Index i = 0; i < part_.count && out_.final_state.defined(); ++i) {
-        store_final(i);
+      for (Index i = 0; i < part_.count; ++i) {
+        store_state(i, StateAt(out_.final_state, state_offset(i) + part_.column));
       }
       if (middle == end) return;
     }
     for (Index i = 0; i < part_.count; ++i) {
       HeadRows rows{part_.sequence, part_.first + i, part_.column, part_.width, middle, end};
       if (begin < middle) {
-        store_state(i, at_.handed);
+        StateAt handed;
+        handed.wide = at_.handed + part_.column;
+        store_state(i, handed);
         rows.state = at_.handed;
       }
       run_rows(shape_, sizes_, inputs_, out_, at_.rest, rows);
@@ -87,32 +90,12 @@ class PartTask {
   void load_state(Index i) {
     float* state = at_.states + i * at_.state_size;
     std::fill_n(state, at_.state_size, 0.0F);
-    if (!live_) return;
-    const Index from = state_offset(i) + part_.column;
-    if (inputs_.initial_state.dtype() == Dtype::bf16) {
-      kernels().widen_rows(state, at_.value_row, &inputs_.initial_state.data<bf16>()[from].bits,
-                           shape_.d_v, sizes_.d_k, part_.width);
-    } else {
-      kernels().copy_rows(state, at_.value_row, inputs_.initial_state.data<float>() + from,
-                          shape_.d_v, nullptr, sizes_.d_k, part_.width);
-    }
+    StateAt(inputs_.initial_state, state_offset(i) + part_.column)
+        .load(state, at_.value_row, shape_.d_v, sizes_.d_k, part_.width);
   }
 
-  void store_final(Index i) const {
-    if (out_.final_state.dtype() == Dtype::bf16) {
-      bf16* to = out_.final_state.data<bf16>() + state_offset(i) + part_.column;
-      kernels().narrow_rows(&to->bits, shape_.d_v, at_.states + i * at_.state_size, at_.value_row,
-                            sizes_.d_k, part_.width);
-    } else {
-      store_state(i, out_.final_state.data<float>() + state_offset(i));
-    }
-  }
-
-  void store_state(Index i, float* to) const {
-    const float* state = at_.states + i * at_.state_size;
-    for (int d = 0; d < sizes_.d_k; ++d) {
-      std::copy_n(state + d * at_.value_row, part_.width, to + d * shape_.d_v + part_.column);
-    }
+  void store_state(Index i, const StateAt& to) const {
+    to.store(at_.states + i * at_.state_size, at_.value_row, shape_.d_v, sizes_.d_k, part_.width);
   }
 
   void chunk(Index first, int n, bool last) {
