@@ -5,32 +5,13 @@
 
 #include <gtest/gtest.h>
 
-#include <list>
-
 #include "cuda/chunk_grad_fixture.hpp"
+#include "cuda/host_memory.hpp"
 
 namespace rankone::test {
 namespace {
 
-class HostMemory {
-  struct alignas(16) Line {  // as aligned as the kernels want
-    unsigned char bytes[16];
-  };
-
- public:
-  void* copy(const void* data, std::size_t bytes) {
-    blocks_.emplace_back(bytes / sizeof(Line) + 1);
-    if (bytes > 0) std::memcpy(blocks_.back().data(), data, bytes);
-    return blocks_.back().data();
-  }
-  std::vector<unsigned char> read(const void* data, std::size_t bytes) const {
-    const auto* first = static_cast<const unsigned char*>(data);
-    return {first, first + bytes};
-  }
-
- private:
-  std::list<std::vector<Line>> blocks_;
-};
+using Tensors = GradTensors<HostMemory<16>>;  // as aligned as the kernels want
 
 GradCase shaped(GateKind gate, std::int64_t heads, std::int64_t group, int d_k, int d_v,
                 std::vector<std::int64_t> lengths, int gates) {
@@ -83,7 +64,7 @@ std::vector<GradCase> grad_cases() {
 }
 
 // The dtypes round to 2^-9 (2^-12) of a number; db and dg are differences of larger sums.
-void expect_close(const GradProblem& p, const GradTensors<HostMemory>& tensors) {
+void expect_close(const GradProblem& p, const Tensors& tensors) {
   const GradCase& c = p.c;
   const double bound = c.format == Dtype::bf16 ? 4e-3 : 6e-4;
   const kernels::TwoKeyBack& back = tensors.back;
@@ -109,7 +90,7 @@ TEST(ChunkGrad, IsTheGradientOfTheRecurrence) {
                      << " delta " << c.delta << " tied " << c.same_key << " engine "
                      << static_cast<int>(engine) << " order " << seed);
         cuda::emulation::set_order(seed);
-        const GradTensors<HostMemory> tensors(p);
+        const Tensors tensors(p);
         // Little shared memory (as far as the kernel can do with it) means one stage.
         const int least = c.gate == GateKind::channel ? 163 : 99;
         kernels::launch_chunk_grad(tensors.chunk, tensors.back,

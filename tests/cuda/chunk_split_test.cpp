@@ -5,40 +5,15 @@
 
 #include <gtest/gtest.h>
 
-#include <list>
-
 #include "cuda/chunk_grad_fixture.hpp"
+#include "cuda/host_memory.hpp"
 #include "recurrence/cuda/chunk_prep.hpp"
 #include "recurrence/cuda/chunk_split.hpp"
 
 namespace rankone::test {
 namespace {
 
-struct alignas(256) Line {
-  unsigned char bytes[256];
-};
-
-class SplitMemory {
- public:
-  void* copy(const void* data, std::size_t bytes) {
-    blocks_.emplace_back(bytes / sizeof(Line) + 1);
-    if (bytes > 0) std::memcpy(blocks_.back().data(), data, bytes);
-    return blocks_.back().data();
-  }
-  std::vector<unsigned char> read(const void* data, std::size_t bytes) const {
-    const auto* first = static_cast<const unsigned char*>(data);
-    return {first, first + bytes};
-  }
-  void* empty(std::int64_t bytes) {
-    blocks_.emplace_back(static_cast<std::size_t>(bytes) / sizeof(Line) + 1);
-    std::memset(static_cast<void*>(blocks_.back().data()), 0xff,
-                blocks_.back().size() * sizeof(Line));
-    return blocks_.back().data();
-  }
-
- private:
-  std::list<std::vector<Line>> blocks_;
-};
+using SplitMemory = HostMemory<256>;
 
 class SplitRun {
  public:
