@@ -65,7 +65,36 @@ Dtype format_of(const std::string& option, const std::string& text,
   fail(Status::invalid_argument, "[bench] {} '{}' is unknown ({})", option, text, words);
 }
 
+// An option that would do nothing is refused.
+void refuse_on_cuda(const Options& options) {
+  const Options plain;
+  const char* given = options.precision != plain.precision       ? "--precision"
+                      : options.state != plain.state             ? "--state"
+                      : options.state_dtype != plain.state_dtype ? "--state-dtype"
+                      : options.busy != plain.busy               ? "--busy"
+                                                                 : nullptr;
+  if (given != nullptr) {
+    fail(Status::invalid_argument, "[bench] {} is for --device cpu only", given);
+  }
+}
+
+bool reads_state(const Options& options, std::int64_t time) {
+  return options.state == "yes" || (options.state == "auto" && time <= kFewTokens);
+}
+
+// Of `bench recurrence`: the gradients take no state.
+void require_use_of_state(const Options& options) {
+  const Options plain;
+  const bool wanted = options.state == "yes" || options.state_dtype != plain.state_dtype;
+  if (wanted && (options.direction == "vjp" || !reads_state(options, shape_of(options).time))) {
+    fail(Status::invalid_argument,
+         "[bench] --state and --state-dtype are for a forward pass that reads a state (--direction "
+         "forward or both, --state yes)");
+  }
+}
+
 CudaBenchOptions cuda_options(const Options& options) {
+  refuse_on_cuda(options);
   CudaBenchOptions result;
   result.format = format_of("--dtype", options.dtype, {Dtype::f32, Dtype::bf16, Dtype::f16},
                             "f32, bf16 or f16");
@@ -167,7 +196,7 @@ class Bench {
     const std::int64_t heads = std::min(kErrorHeads, shape_.heads);
     const std::int64_t tokens = std::min(kErrorTokens, shape_.time);
     MixerCall carried = call;  // what forward times
-    if (reads_state()) carried.carry_state(state_dtype_);
+    if (reads_state(options_, shape_.time)) carried.carry_state(state_dtype_);
     Context reference({.threads = options_.threads, .backends = {"reference"}});
     const double tokens_heads = static_cast<double>(shape_.batch * shape_.time * shape_.heads);
     if (options_.direction != "vjp") {
@@ -234,10 +263,6 @@ class Bench {
   }
 
  private:
-  bool reads_state() const {
-    return options_.state == "yes" || (options_.state == "auto" && shape_.time <= kFewTokens);
-  }
-
   // Means, not medians: on a busy machine a few steps wait for a whole time slice.
   void beside_busy(const std::function<void()>& work) {
     const auto mean_us = [&] {
@@ -436,6 +461,7 @@ const RegisterVerb kBench(50, [](CLI::App& app) {
     if (recurrence.device == "cuda") {
       bench_recurrence_on_cuda(cuda_options(recurrence));
     } else {
+      require_use_of_state(recurrence);
       Bench(recurrence).recurrence();
     }
   });

@@ -90,7 +90,12 @@ def main():
     parser.add_argument("--title", default="Gated delta rule forward, one thread, 32 heads, d = 128")
     parser.add_argument("--out", required=True, help="the SVG")
     options = parser.parse_args()
-    pathlib.Path(options.out).write_text(drawing(options.files, options.title))
+    try:
+        picture = drawing(options.files, options.title)
+    except (OSError, ValueError, KeyError, TypeError) as reason:
+        print(f"plot.py: not results of table.py: {' '.join(options.files)}: {reason!r}", file=sys.stderr)
+        return 2
+    pathlib.Path(options.out).write_text(picture)
     return 0
 
 

@@ -349,8 +349,12 @@ def main():
         print("\n".join(f"{name:20} {case}" for name, case, _ in ROWS))
         return 0
     if options.show:
-        print(heading)
-        print("\n".join(line_of(row) for row in json.loads(pathlib.Path(options.show).read_text())["rows"]))
+        try:
+            lines = [line_of(row) for row in json.loads(pathlib.Path(options.show).read_text())["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as reason:
+            print(f"table.py: {options.show} is no results file of table.py: {reason!r}", file=sys.stderr)
+            return 2
+        print("\n".join([heading, *lines]))
         return 0
     if not os.access(options.rankone, os.X_OK):
         print(f"table.py: {options.rankone} is no program (build it, or name one with --rankone)", file=sys.stderr)

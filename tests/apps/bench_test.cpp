@@ -141,6 +141,9 @@ TEST(Bench, TableWritesItsResults) {
   EXPECT_GE(results.at("measurements").size(), 1U);
   EXPECT_EQ(run_command("python3 " + table + " --rankone /no/such").status, 2);
   EXPECT_EQ(run_command("python3 " + table + " --no-such-option").status, 2);
+  const Outcome missing = run_command("python3 " + table + " --show /no/such");
+  EXPECT_EQ(missing.status, 2);
+  EXPECT_EQ(std::count(missing.text.begin(), missing.text.end(), '\n'), 1) << missing.text;
 }
 
 TEST(Bench, BadUsageIsOneLineAndStatus2) {
@@ -151,11 +154,20 @@ TEST(Bench, BadUsageIsOneLineAndStatus2) {
         std::string("recurrence --mixer gdn --shape 1x64x1x16x16x16"),
         std::string("recurrence --mixer gdn --shape 1x64x1x300x16"),
         std::string("recurrence --mixer gdn --shape -1x64x1x16x16"),
-        "recurrence --mixer nosuch" + shape, "recurrence --mixer gdn --device cuda" + shape,
-        "recurrence --mixer gdn --device tpu" + shape, "recurrence --mixer gdn --dtype f16" + shape,
-        "decode --mixer gdn --threads -1" + shape, std::string("decode --mixer gdn"),
-        std::string("gemm --shape 3x40"), std::string("gemm --shape 3x40x8 --dtype f64"),
-        std::string("train --shape 1x8"), std::string("train --config nosuch.json --shape 1x8"),
+        "recurrence --mixer nosuch" + shape,
+        "recurrence --mixer gdn --device cuda" + shape,
+        "recurrence --mixer gdn --device tpu" + shape,
+        "recurrence --mixer gdn --dtype f16" + shape,
+        "decode --mixer gdn --threads -1" + shape,
+        std::string("decode --mixer gdn"),
+        std::string("gemm --shape 3x40"),
+        std::string("gemm --shape 3x40x8 --dtype f64"),
+        std::string("train --shape 1x8"),
+        std::string("train --config nosuch.json --shape 1x8"),
+        "recurrence --mixer gdn --direction vjp --state-dtype bf16" + shape,
+        "recurrence --mixer gdn --direction vjp --state yes" + shape,
+        "recurrence --mixer gdn --device cuda --precision f32" + shape,
+        "decode --mixer gdn --device cuda --busy 1" + shape,
         "nosuch" + shape}) {
     const Outcome outcome = run("bench " + arguments);
     EXPECT_EQ(outcome.status, 2) << arguments;
