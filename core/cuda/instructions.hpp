@@ -168,6 +168,25 @@ __device__ __forceinline__ void store_matrix_x4_transposed(void* row, const std:
 #endif
 }
 
+// The opposite of load_matrix_x4().
+__device__ __forceinline__ void store_matrix_x4(void* row, const std::uint32_t (&r)[4]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+#else
+  const std::uint32_t address = shared_address(row);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const std::uint32_t to =
+        __shfl_sync(0xffffffffU, address, matrix * 8 + lane / 4) + lane % 4 * 4;
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(r[matrix]) : "memory");
+  }
+#endif
+}
+
 // ---- Products of one warp: d += a b ------------------------------------------------------------
 
 template <class Format>
@@ -279,14 +298,77 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, std:
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
-// 64 rows from `row` and 64 elements from `column` of one head of a tensor of rows, 8,192 bytes
-// counted at `barrier`, as a block of a RowTile (aligned to 1,024 bytes).
+// 64 rows from `row` and 64 elements (or as many as the map was made for) from `column` of one head
+// of a tensor of rows, 128 bytes an element counted at `barrier`, as a block of a RowTile (aligned
+// to 1,024 bytes).
 __device__ __forceinline__ void copy_rows(void* shared, const TensorMap* map, int column, int head,
                                           int row, std::uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
       "{%2, %3, %4}], [%5];" ::"r"(shared_address(shared)),
       "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// ---- Clusters: blocks that run together and reach each other's shared memory. A kernel that uses
+// these is started with launch_clusters(); alone in its cluster a block has rank 0 of 1.
+
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ int cluster_blocks() {
+  int blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+// Of all threads of the cluster. Wanted after barriers are initialised, before others may reach
+// them, and at the end: no block may end while others may still reach its shared memory.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+// Arrives at the barrier that stands in block `rank` of the cluster where this one has `barrier`.
+// What waits for it is mbarrier_wait_cluster().
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, int rank) {
+  asm volatile(
+      "{.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+// As mbarrier_wait(), for arrivals from the whole cluster.
+__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t* barrier,
+                                                      std::uint32_t parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+// copy_bulk() and copy_rows() to the same place of every block of the cluster whose bit is set in
+// `blocks`; each counts the bytes at its own barrier, which stands where `barrier` does here.
+__device__ __forceinline__ void copy_bulk_to(void* shared, const void* global, std::uint32_t bytes,
+                                             std::uint64_t* barrier, std::uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<std::uint16_t>(blocks))
+      : "memory");
+}
+__device__ __forceinline__ void copy_rows_to(void* shared, const TensorMap* map, int column,
+                                             int head, int row, std::uint64_t* barrier,
+                                             std::uint32_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::"
+      "cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_address(barrier)),
+      "h"(static_cast<std::uint16_t>(blocks))
       : "memory");
 }
 
@@ -335,6 +417,15 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint64_t*, std::uint
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t*, std::uint32_t, bool = true) {}
 __device__ __forceinline__ void copy_bulk(void*, const void*, std::uint32_t, std::uint64_t*) {}
 __device__ __forceinline__ void copy_rows(void*, const TensorMap*, int, int, int, std::uint64_t*) {}
+__device__ __forceinline__ int cluster_rank() { return 0; }
+__device__ __forceinline__ int cluster_blocks() { return 1; }
+__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
+__device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t*, int) {}
+__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t*, std::uint32_t) {}
+__device__ __forceinline__ void copy_bulk_to(void*, const void*, std::uint32_t, std::uint64_t*,
+                                             std::uint32_t) {}
+__device__ __forceinline__ void copy_rows_to(void*, const TensorMap*, int, int, int, std::uint64_t*,
+                                             std::uint32_t) {}
 __device__ __forceinline__ void store_bulk(void*, const void*, std::uint32_t) {}
 __device__ __forceinline__ void store_bulk_read() {}
 __device__ __forceinline__ void fetch_map(const TensorMap*) {}
@@ -423,40 +514,66 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[Half], const std::uint32_t 
 #undef RANKONE_D8
 }
 
-// The same with a in shared memory as well: [64, 16], or its transpose. Never clears d.
+// The same with a in shared memory as well: [64, 16], or its transpose. d is cleared first where
+// `clear`.
 template <class Format, bool TransposedA, bool TransposedB, int Half>
-__device__ __forceinline__ void wgmma_k16_shared(float (&d)[Half], std::uint64_t a,
-                                                 std::uint64_t b) {
-  static_assert(Half == 32 || Half == 64, "N is 64 or 128");
+__device__ __forceinline__ void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b,
+                                                 bool clear = false) {
+  static_assert(Half == 8 || Half == 16 || Half == 32 || Half == 64, "N is 16, 32, 64 or 128");
+  const int keep = clear ? 0 : 1;
 #define RANKONE_D8(i)                                                                         \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define RANKONE_INPUTS "l"(a), "l"(b), "r"(keep), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0)
+#define RANKONE_WGMMA_16(FORMAT)                                      \
+  asm volatile(                                                       \
+      "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"                       \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." FORMAT "." FORMAT \
+      " {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, %11, %12;}\n"     \
+      : RANKONE_D8(0)                                                 \
+      : RANKONE_INPUTS)
+#define RANKONE_WGMMA_32(FORMAT)                                                                  \
+  asm volatile(                                                                                   \
+      "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"                                                   \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." FORMAT "." FORMAT                             \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, %19, %20;}\n" \
+      : RANKONE_D8(0), RANKONE_D8(8)                                                              \
+      : RANKONE_INPUTS)
 #define RANKONE_WGMMA_64(FORMAT)                                                                 \
   asm volatile(                                                                                  \
+      "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                  \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." FORMAT "." FORMAT                            \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, %34, %35;"                           \
+      "%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1, %35, %36;}\n"                        \
       : RANKONE_D8(0), RANKONE_D8(8), RANKONE_D8(16), RANKONE_D8(24)                             \
-      : "l"(a), "l"(b), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0))
+      : RANKONE_INPUTS)
 #define RANKONE_WGMMA_128(FORMAT)                                                                \
   asm volatile(                                                                                  \
+      "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                  \
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." FORMAT "." FORMAT                           \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
       "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
       "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "               \
-      "%64, %65, 1, 1, 1, %66, %67;"                                                             \
+      "%64, %65, p, 1, 1, %67, %68;}\n"                                                          \
       : RANKONE_D8(0), RANKONE_D8(8), RANKONE_D8(16), RANKONE_D8(24), RANKONE_D8(32),            \
         RANKONE_D8(40), RANKONE_D8(48), RANKONE_D8(56)                                           \
-      : "l"(a), "l"(b), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0))
+      : RANKONE_INPUTS)
   if constexpr (std::is_same_v<Format, bf16>) {
+    if constexpr (Half == 8) RANKONE_WGMMA_16("bf16");
+    if constexpr (Half == 16) RANKONE_WGMMA_32("bf16");
     if constexpr (Half == 32) RANKONE_WGMMA_64("bf16");
     if constexpr (Half == 64) RANKONE_WGMMA_128("bf16");
   } else {
+    if constexpr (Half == 8) RANKONE_WGMMA_16("f16");
+    if constexpr (Half == 16) RANKONE_WGMMA_32("f16");
     if constexpr (Half == 32) RANKONE_WGMMA_64("f16");
     if constexpr (Half == 64) RANKONE_WGMMA_128("f16");
   }
 #undef RANKONE_WGMMA_128
 #undef RANKONE_WGMMA_64
+#undef RANKONE_WGMMA_32
+#undef RANKONE_WGMMA_16
+#undef RANKONE_INPUTS
 #undef RANKONE_D8
 }
 

@@ -68,10 +68,12 @@ inline void allow_shared(const void* kernel, std::size_t bytes) {
 }
 
 // Starts `kernel` on `blocks` blocks of `threads` threads with `shared_bytes` of dynamic shared
-// memory. Fails with the CUDA error's own words. Nothing is started for blocks = 0.
+// memory, `cluster` neighbouring blocks at once on neighbouring multiprocessors (Hopper; 1, 2, 4 or
+// 8, `blocks` a multiple). Fails with the CUDA error's own words. Nothing is started for blocks =
+// 0.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads,
-            std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
+void launch_clusters(void (*kernel)(Parameters...), std::int64_t blocks, int cluster, int threads,
+                     std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
   if (blocks == 0) return;
   if (shared_bytes > 48 * 1024) {
     allow_shared(reinterpret_cast<const void*>(kernel), shared_bytes);
@@ -81,7 +83,18 @@ void launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads,
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1 ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "cudaLaunchKernelEx");
+}
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads,
+            std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
+  launch_clusters(kernel, blocks, 1, threads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace rankone::cuda

@@ -28,17 +28,21 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 }  // namespace
 
-TensorMap row_map(const void* data, std::int64_t rows, std::int64_t heads, int size) {
+TensorMap row_map(const void* data, std::int64_t rows, std::int64_t heads, int size, int columns) {
   TensorMap map = {};
   if (data == nullptr || rows == 0) return map;
   const cuuint64_t extents[3] = {static_cast<cuuint64_t>(size), static_cast<cuuint64_t>(heads),
                                  static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[2] = {extents[0] * 2, extents[0] * extents[1] * 2};
-  const cuuint32_t box[3] = {64, 1, 64}, steps[3] = {1, 1, 1};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(columns), 1, 64}, steps[3] = {1, 1, 1};
   // bf16 and f16 alike: the copy engine only moves them.
+  // Pieces of 16 bytes are swizzled within a row.
+  const CUtensorMapSwizzle swizzle = columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                     : CU_TENSOR_MAP_SWIZZLE_32B;
   const CUresult result =
       encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data), extents, strides,
-                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     fail(Status::failed, "[cuda] cuTensorMapEncodeTiled refused [{}, {}, {}]: error {}", rows,

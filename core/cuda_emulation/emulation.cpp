@@ -80,9 +80,12 @@ struct Block {
   const std::function<void()>* kernel = nullptr;
 };
 
-std::vector<Fiber> fibers;
-Block block;
+std::vector<Fiber> fibers;   // of the blocks of a cluster, one block behind the other
+std::vector<Block> members;  // of a cluster
+std::size_t current = 0;     // the block of the running fiber
+Barrier cluster_barrier;
 int running = 0;
+unsigned cluster_first = 0;  // number of the cluster's first block
 bool moved = false;
 std::uint64_t order_seed = 0;
 #if defined(__x86_64__)
@@ -90,6 +93,9 @@ void* scheduler = nullptr;
 #else
 ucontext_t scheduler;
 #endif
+
+Block& block() { return members[current]; }
+int block_thread() { return running % static_cast<int>(block_size.x); }
 
 void leave() {
 #if defined(__x86_64__)
@@ -100,7 +106,7 @@ void leave() {
 }
 
 void fiber_main() {
-  (*block.kernel)();
+  (*block().kernel)();
   finish_copies(running);
   fibers[static_cast<std::size_t>(running)].done = true;
   progress();
@@ -130,7 +136,9 @@ void prepare(Fiber& fiber) {
 
 void resume(int number) {
   running = number;
-  thread_index = Index3{static_cast<unsigned>(number), 0, 0};
+  current = static_cast<std::size_t>(number) / block_size.x;
+  block_index.x = cluster_first + static_cast<unsigned>(current);
+  thread_index = Index3{static_cast<unsigned>(block_thread()), 0, 0};
 #if defined(__x86_64__)
   rankone_switch_fiber(&scheduler, fibers[static_cast<std::size_t>(number)].pointer);
 #else
@@ -146,7 +154,7 @@ std::uint64_t next(std::uint64_t& state) {
   return state * 0x2545F4914F6CDD1DULL;
 }
 
-void run_block(int threads) {
+void run_cluster(int threads) {
   std::vector<int> order(static_cast<std::size_t>(threads));
   std::iota(order.begin(), order.end(), 0);
   std::uint64_t random = order_seed;
@@ -172,21 +180,30 @@ void run_block(int threads) {
 void set_order(std::uint64_t seed) { order_seed = seed; }
 void yield() { leave(); }
 void progress() { moved = true; }
-unsigned char* shared_base() { return block.shared; }
-std::size_t shared_size() { return block.shared_bytes; }
+unsigned char* shared_base() { return block().shared; }
+std::size_t shared_size() { return block().shared_bytes; }
+int cluster_blocks() { return static_cast<int>(members.size()); }
+unsigned char* shared_base_of(int rank) { return members[static_cast<std::size_t>(rank)].shared; }
 
 void broken(const char* what) {
   std::fprintf(stderr, "cuda emulation: block %u: %s\n", block_index.x, what);
-  for (std::size_t id = 0; id < block.barriers.size(); ++id) {
-    if (block.barriers[id].arrived == 0) continue;
-    std::fprintf(stderr, "  barrier %zu: %d threads wait\n", id, block.barriers[id].arrived);
+  if (cluster_barrier.arrived > 0) {
+    std::fprintf(stderr, "  barrier of the cluster: %d threads wait\n", cluster_barrier.arrived);
   }
-  for (std::size_t warp = 0; warp < block.warps.size(); ++warp) {
-    std::fprintf(stderr, "  warp %zu, collectives by lane:", warp);
-    for (const std::uint64_t round : block.warps[warp].round) {
-      std::fprintf(stderr, " %llu", static_cast<unsigned long long>(round));
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    const Block& block = members[rank];
+    if (members.size() > 1) std::fprintf(stderr, "  block %zu of the cluster\n", rank);
+    for (std::size_t id = 0; id < block.barriers.size(); ++id) {
+      if (block.barriers[id].arrived == 0) continue;
+      std::fprintf(stderr, "  barrier %zu: %d threads wait\n", id, block.barriers[id].arrived);
     }
-    std::fprintf(stderr, "\n");
+    for (std::size_t warp = 0; warp < block.warps.size(); ++warp) {
+      std::fprintf(stderr, "  warp %zu, collectives by lane:", warp);
+      for (const std::uint64_t round : block.warps[warp].round) {
+        std::fprintf(stderr, " %llu", static_cast<unsigned long long>(round));
+      }
+      std::fprintf(stderr, "\n");
+    }
   }
   std::abort();
 }
@@ -194,7 +211,7 @@ void broken(const char* what) {
 const unsigned char* exchange(std::uint32_t mask, const void* mine, std::size_t bytes) {
   if (bytes > kSlot) broken("a lane puts more than fits a slot");
   const auto lane = static_cast<std::size_t>(running % 32);
-  Warp& warp = block.warps[static_cast<std::size_t>(running / 32)];
+  Warp& warp = block().warps[static_cast<std::size_t>(block_thread() / 32)];
   const std::uint64_t round = ++warp.round[lane];
   auto& slots = warp.slots[round % 2];
   if (bytes > 0) std::memcpy(slots.data() + lane * kSlot, mine, bytes);
@@ -209,8 +226,9 @@ const unsigned char* exchange(std::uint32_t mask, const void* mine, std::size_t 
   return slots.data();
 }
 
-void barrier(int id, int count, bool wait) {
-  Barrier& barrier = block.barriers[static_cast<std::size_t>(id)];
+namespace {
+
+void meet(Barrier& barrier, int count, bool wait) {
   const std::uint64_t generation = barrier.generation;
   progress();
   if (++barrier.arrived == count) {
@@ -221,31 +239,45 @@ void barrier(int id, int count, bool wait) {
   while (wait && barrier.generation == generation) yield();
 }
 
+}  // namespace
+
+void barrier(int id, int count, bool wait) {
+  meet(block().barriers[static_cast<std::size_t>(id)], count, wait);
+}
+void cluster_meet() {
+  meet(cluster_barrier, cluster_blocks() * static_cast<int>(block_size.x), true);
+}
+
 int running_thread() { return running; }
 
-void run(std::int64_t blocks, int threads, std::size_t shared_bytes,
+void run(std::int64_t blocks, int cluster, int threads, std::size_t shared_bytes,
          const std::function<void()>& kernel) {
   if (threads % 32 != 0) broken("the threads of a block are no whole warps");
-  if (fibers.size() < static_cast<std::size_t>(threads)) {
-    fibers.resize(static_cast<std::size_t>(threads));
-  }
+  if (blocks % cluster != 0) broken("the blocks are no whole clusters");
+  const auto all = static_cast<std::size_t>(threads * cluster);
+  if (fibers.size() < all) fibers.resize(all);
   block_size = Index3{static_cast<unsigned>(threads), 1, 1};
   grid_size = Index3{static_cast<unsigned>(blocks), 1, 1};
-  for (std::int64_t number = 0; number < blocks; ++number) {
-    block_index = Index3{static_cast<unsigned>(number), 0, 0};
-    block.warps.assign(static_cast<std::size_t>(threads / 32), Warp{});
-    block.barriers.fill(Barrier{});
-    // Fresh memory full of NaN for each block, of the exact size: an address sanitizer sees what
-    // lies beyond it.
-    block.memory.reset(new unsigned char[shared_bytes + 1024]);
-    std::memset(block.memory.get(), 0xff, shared_bytes + 1024);
-    const auto address = reinterpret_cast<std::uintptr_t>(block.memory.get());
-    block.shared = block.memory.get() + (1024 - address % 1024);
-    block.shared_bytes = shared_bytes;
-    block.kernel = &kernel;
-    start_copies(threads);
-    for (int i = 0; i < threads; ++i) prepare(fibers[static_cast<std::size_t>(i)]);
-    run_block(threads);
+  for (std::int64_t number = 0; number < blocks; number += cluster) {
+    cluster_first = static_cast<unsigned>(number);
+    block_index = Index3{cluster_first, 0, 0};
+    cluster_barrier = Barrier{};
+    members.resize(static_cast<std::size_t>(cluster));
+    for (Block& block : members) {
+      block.warps.assign(static_cast<std::size_t>(threads / 32), Warp{});
+      block.barriers.fill(Barrier{});
+      // Fresh memory full of NaN for each block, of the exact size: an address sanitizer sees what
+      // lies beyond it.
+      block.memory.reset(new unsigned char[shared_bytes + 1024]);
+      std::memset(block.memory.get(), 0xff, shared_bytes + 1024);
+      const auto address = reinterpret_cast<std::uintptr_t>(block.memory.get());
+      block.shared = block.memory.get() + (1024 - address % 1024);
+      block.shared_bytes = shared_bytes;
+      block.kernel = &kernel;
+    }
+    start_copies(threads * cluster);
+    for (std::size_t i = 0; i < all; ++i) prepare(fibers[i]);
+    run_cluster(threads * cluster);
   }
 }
 

@@ -121,6 +121,17 @@ inline void store_matrix_x4_transposed(void* row, const std::uint32_t (&r)[4]) {
   __syncwarp();
 }
 
+inline void store_matrix_x4(void* row, const std::uint32_t (&r)[4]) {
+  using namespace emulation;
+  if (shared_address(row) % 16 != 0) broken("a matrix row is not aligned to 16 bytes");
+  const unsigned char* slots = exchange(0xffffffffU, &row, sizeof row);
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    std::memcpy(lane_value<unsigned char*>(slots, matrix * 8 + lane() / 4) + 4 * (lane() % 4),
+                &r[matrix], 4);
+  }
+  __syncwarp();
+}
+
 // ---- Products of one warp ----------------------------------------------------------------------
 
 template <class Format>
@@ -225,36 +236,76 @@ inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity, bool wan
     emulation::yield();
   }
 }
-inline void copy_bulk(void* shared, const void* global, std::uint32_t bytes,
-                      std::uint64_t* barrier) {
+
+// ---- Clusters
+
+inline int cluster_rank() { return static_cast<int>(blockIdx.x) % emulation::cluster_blocks(); }
+inline int cluster_blocks() { return emulation::cluster_blocks(); }
+inline void cluster_sync() { emulation::cluster_meet(); }
+namespace emulation {
+// What stands in block `rank` of the cluster where this one has `mine`.
+template <class T>
+T* at_rank(T* mine, int rank) {
+  auto* bytes = reinterpret_cast<unsigned char*>(mine);
+  return reinterpret_cast<T*>(shared_base_of(rank) + (bytes - shared_base()));
+}
+inline void count_bytes(std::uint64_t* barrier, std::uint32_t bytes) {
+  Mbarrier& state = mbarrier_at(barrier);
+  state.bytes_and_phase -= static_cast<std::int32_t>(2 * bytes);
+  end_phase_if_complete(state);
+}
+}  // namespace emulation
+inline void mbarrier_arrive_at(std::uint64_t* barrier, int rank) {
+  mbarrier_arrive(emulation::at_rank(barrier, rank));
+}
+inline void mbarrier_wait_cluster(std::uint64_t* barrier, std::uint32_t parity) {
+  mbarrier_wait(barrier, parity);
+}
+
+inline void copy_bulk_to(void* shared, const void* global, std::uint32_t bytes,
+                         std::uint64_t* barrier, std::uint32_t blocks) {
   if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||
       reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
     emulation::broken("a bulk copy is not aligned to 16 bytes");
   }
-  std::memcpy(shared, global, bytes);
-  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
-  state.bytes_and_phase -= static_cast<std::int32_t>(2 * bytes);
-  emulation::end_phase_if_complete(state);
+  for (int rank = 0; rank < cluster_blocks(); ++rank) {
+    if ((blocks >> rank & 1U) == 0) continue;
+    std::memcpy(emulation::at_rank(static_cast<unsigned char*>(shared), rank), global, bytes);
+    emulation::count_bytes(emulation::at_rank(barrier, rank), bytes);
+  }
+}
+inline void copy_bulk(void* shared, const void* global, std::uint32_t bytes,
+                      std::uint64_t* barrier) {
+  copy_bulk_to(shared, global, bytes, barrier, 1U << cluster_rank());
+}
+inline void copy_rows_to(void* shared, const TensorMap* map, int column, int head, int row,
+                         std::uint64_t* barrier, std::uint32_t blocks) {
+  if (shared_address(shared) % 1024 != 0)
+    emulation::broken("a block of rows is not aligned to 1,024 bytes");
+  const auto* data = static_cast<const unsigned char*>(map->data);
+  const int line = map->columns * 2;
+  for (int rank = 0; rank < cluster_blocks(); ++rank) {
+    if ((blocks >> rank & 1U) == 0) continue;
+    auto* tile = emulation::at_rank(static_cast<unsigned char*>(shared), rank);
+    for (int r = 0; r < 64; ++r) {
+      for (int c = 0; c < map->columns; ++c) {
+        std::uint16_t value = 0;
+        if (row + r < map->rows && column + c < map->size) {
+          std::memcpy(&value, data + (((row + r) * map->heads + head) * map->size + column + c) * 2,
+                      2);
+        }
+        // Within lines of 128 bytes of the tile, which hold one row or several.
+        const int pieces = line / 16, swizzle = r * line / 128 % pieces;
+        std::memcpy(tile + r * line + ((c / 8) ^ swizzle) * 16 + c % 8 * 2, &value, 2);
+      }
+    }
+    emulation::count_bytes(emulation::at_rank(barrier, rank),
+                           static_cast<std::uint32_t>(64 * line));
+  }
 }
 inline void copy_rows(void* shared, const TensorMap* map, int column, int head, int row,
                       std::uint64_t* barrier) {
-  if (shared_address(shared) % 1024 != 0)
-    emulation::broken("a block of rows is not aligned to 1,024 bytes");
-  auto* tile = static_cast<unsigned char*>(shared);
-  const auto* data = static_cast<const unsigned char*>(map->data);
-  for (int r = 0; r < 64; ++r) {
-    for (int c = 0; c < 64; ++c) {
-      std::uint16_t value = 0;
-      if (row + r < map->rows && column + c < map->size) {
-        std::memcpy(&value, data + (((row + r) * map->heads + head) * map->size + column + c) * 2,
-                    2);
-      }
-      std::memcpy(tile + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &value, 2);
-    }
-  }
-  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
-  state.bytes_and_phase -= 2 * 64 * 64 * 2;
-  emulation::end_phase_if_complete(state);
+  copy_rows_to(shared, map, column, head, row, barrier, 1U << cluster_rank());
 }
 inline void fetch_map(const TensorMap*) {}
 inline void fence_async() {}
@@ -336,8 +387,9 @@ void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, b
 }
 
 template <class Format, bool TransposedA, bool TransposedB, int Half>
-void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b) {
+void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b, bool clear = false) {
   using namespace emulation;
+  if (clear) std::memset(d, 0, sizeof d);
   const int row = static_cast<int>(thread_index.x / 32 % 4) * 16 + lane() / 4, t = lane() % 4;
   for (int k = 0; k < 16; ++k) {
     const float upper = described<Format, TransposedA>(a, k, row);

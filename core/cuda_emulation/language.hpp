@@ -4,7 +4,8 @@
 // a fiber; a block runs its fibers in turn until each has ended, and blocks run one after another.
 // A fiber gives way only where it waits for others, so execution is deterministic; the order within
 // a turn is shuffled by a seed (set_order), which lets a test find a missing barrier. Where all
-// fibers wait for ever the run fails and says where they stand.
+// fibers wait for ever the run fails and says where they stand. The blocks of a cluster run
+// together.
 //
 // Included through core/cuda/language.hpp alone.
 
@@ -34,8 +35,8 @@ namespace emulation {
 // What the running fiber sees.
 extern Index3 thread_index, block_index, block_size, grid_size;
 
-// Runs `kernel` once per thread of `blocks` blocks.
-void run(std::int64_t blocks, int threads, std::size_t shared_bytes,
+// Runs `kernel` once per thread of `blocks` blocks, `cluster` of them at a time.
+void run(std::int64_t blocks, int cluster, int threads, std::size_t shared_bytes,
          const std::function<void()>& kernel);
 
 // The order in which the fibers of a block take turns: 0 in the order of their numbers, else
@@ -49,6 +50,10 @@ void progress();
 
 unsigned char* shared_base();
 std::size_t shared_size();
+// Of the running cluster: its blocks, the shared memory of one of them, the barrier of all threads.
+int cluster_blocks();
+unsigned char* shared_base_of(int rank);
+void cluster_meet();
 
 // A collective of the warp: every lane of `mask` puts `bytes` and gets those of all 32 lanes, until
 // its next collective. Lanes outside the mask read as they were left.
@@ -85,7 +90,13 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads,
             std::size_t shared_bytes, void*, const Arguments&... arguments) {
   if (blocks == 0) return;
-  emulation::run(blocks, threads, shared_bytes, [&] { kernel(Parameters(arguments)...); });
+  emulation::run(blocks, 1, threads, shared_bytes, [&] { kernel(Parameters(arguments)...); });
+}
+template <class... Parameters, class... Arguments>
+void launch_clusters(void (*kernel)(Parameters...), std::int64_t blocks, int cluster, int threads,
+                     std::size_t shared_bytes, void*, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  emulation::run(blocks, cluster, threads, shared_bytes, [&] { kernel(Parameters(arguments)...); });
 }
 
 }  // namespace rankone::cuda

@@ -28,6 +28,19 @@ struct Tile {
   }
 };
 
+// Rows of 16 or 32 elements, several to 128 bytes, whose pieces are swizzled so that eight rows of
+// one piece still touch all banks: what copy_rows() brings with a map of as many columns. For
+// ldmatrix.
+template <int Rows, int Columns>
+struct NarrowTile {
+  static_assert(Rows % 8 == 0 && (Columns == 16 || Columns == 32));
+  static constexpr int kRows = Rows, kColumns = Columns;
+  static constexpr int kBytes = Rows * Columns * 2;
+  static __host__ __device__ constexpr int place(int row, int piece) {
+    return row * Columns * 2 + (piece ^ (row * Columns / 64 % (Columns / 8))) * 16;
+  }
+};
+
 template <int Rows, int Columns>
 struct RowTile {
   static_assert(Rows % 8 == 0 && Columns % 64 == 0);
@@ -161,10 +174,11 @@ struct WgmmaEngine {
   // load_a_transposed.
   template <class A, bool TransposedA, class B, bool TransposedB, int Half>
   static __device__ __forceinline__ void multiply_tiles(float (&d)[Half], const unsigned char* a,
-                                                        const unsigned char* b, int k) {
+                                                        const unsigned char* b, int k,
+                                                        bool clear = false) {
 #if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_k16_shared<Format, TransposedA, TransposedB>(d, descriptor<A, TransposedA>(a, k),
-                                                       descriptor<B, TransposedB>(b, k));
+                                                       descriptor<B, TransposedB>(b, k), clear);
 #endif
   }
   static __device__ __forceinline__ void begin() {
