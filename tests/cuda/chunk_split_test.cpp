@@ -7,6 +7,7 @@
 
 #include "cuda/chunk_grad_fixture.hpp"
 #include "cuda/host_memory.hpp"
+#include "recurrence/cuda/chunk_narrow.hpp"
 #include "recurrence/cuda/chunk_prep.hpp"
 #include "recurrence/cuda/chunk_split.hpp"
 
@@ -48,6 +49,56 @@ class SplitRun {
     chunk_.call.o = nullptr;
     chunk_.call.final_state = nullptr;
     return o;
+  }
+
+  // The same by the narrow scan: O and the final state, or the states of all chunks and Z.
+  std::vector<unsigned char> narrow(const kernels::NarrowPlan& plan, bool output) {
+    kernels::ChunkCall chunk = chunk_;
+    const std::int64_t values = p_.rows * p_.value_heads * p_.c.d_v * 2;
+    const std::int64_t of_states = chunk.state_tile(p_.chunks, 0, 0) * 2;
+    const std::int64_t of_final = boundary_floats(1) * 4;
+    void* const states = output ? nullptr : bytes(of_states);
+    void* const result = bytes(values);
+    void* const final_state = bytes(of_final);
+    chunk.states = states;
+    if (output) {
+      chunk.call.o = result;
+      chunk.call.final_state = static_cast<float*>(final_state);
+    }
+    kernels::launch_narrow_scan(chunk, plan, p_.c.delta && !output ? result : nullptr, nullptr);
+    std::vector<unsigned char> all;
+    const auto append = [&](const void* from, std::int64_t count) {
+      const std::vector<unsigned char> more = memory_.read(from, static_cast<std::size_t>(count));
+      all.insert(all.end(), more.begin(), more.end());
+    };
+    if (output || p_.c.delta) append(result, values);
+    if (output) append(final_state, of_final);
+    if (!output) append(states, of_states);
+    return all;
+  }
+
+  // What narrow() gives, by the scan in one piece.
+  std::vector<unsigned char> wide(bool output) {
+    std::vector<unsigned char> all;
+    const auto append = [&](const void* from, std::int64_t count) {
+      const std::vector<unsigned char> more = memory_.read(from, static_cast<std::size_t>(count));
+      all.insert(all.end(), more.begin(), more.end());
+    };
+    const std::int64_t values = p_.rows * p_.value_heads * p_.c.d_v * 2;
+    if (output) {
+      kernels::ChunkCall chunk = chunk_;
+      chunk.call.o = bytes(values);
+      chunk.call.final_state = static_cast<float*>(bytes(boundary_floats(1) * 4));
+      prepare(1);
+      kernels::launch_scan(chunk, tensors_of_call(), segments_, engine_, nullptr);
+      append(chunk.call.o, values);
+      append(chunk.call.final_state, boundary_floats(1) * 4);
+    } else {
+      back(1);
+      if (p_.c.delta) append(z_, values);
+      append(states_, chunk_.state_tile(p_.chunks, 0, 0) * 2);
+    }
+    return all;
   }
 
   void back(int segments) {
@@ -184,6 +235,28 @@ TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
         EXPECT_LE(difference(run.forward(segments), whole, c.format),
                   c.format == Dtype::bf16 ? 4e-3 : 6e-4);
         run.back(segments);
+      }
+    }
+  }
+  cuda::emulation::set_order(0);
+}
+
+// Sums have the same order in both scans.
+TEST(ChunkNarrow, IsTheScanInOnePiece) {
+  for (const GradCase& c : split_cases()) {
+    const GradProblem p = make_problem(c);
+    const GradTensors<SplitMemory> tensors(p);
+    SplitRun run(p, tensors, kernels::Engine::wgmma);
+    for (const bool output : {true, false}) {
+      const std::vector<unsigned char> whole = run.wide(output);
+      for (const int columns : {32, 64}) {
+        for (const int cluster : {1, 2, 4}) {
+          SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k
+                                          << " d_v " << c.d_v << " delta " << c.delta << " columns "
+                                          << columns << " cluster " << cluster);
+          cuda::emulation::set_order(static_cast<std::uint64_t>(cluster));
+          EXPECT_TRUE(run.narrow({columns, cluster}, output) == whole) << output;
+        }
       }
     }
   }
