@@ -37,7 +37,8 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 
 // One record per (chunk, value head), number chunk * HV + head, one behind the other:
 //
-//   Y        [64, 64] tile (delta calls; absent otherwise)
+//   Y - I    [64, 64] tile (delta calls; absent otherwise). Products with it are added to the other
+//            side in float32, as it was before it was rounded: so the row's own part is exact.
 //   P        [64, 64] tile
 //   in       [64] float: exp(G_i); 1 without decay and for channel decay. Rows beyond the count
 //            repeat the last one.

@@ -7,7 +7,8 @@
 //
 // with products of float32 class (three tf32 products). A warp takes one column of blocks, so
 // nothing passes between warps but the diagonal blocks. It works with transposes: then the result
-// of one product is the left side of the next, in the same registers.
+// of one product is the left side of the next, in the same registers. The result goes out without
+// its diagonal of ones.
 
 #include "recurrence/cuda/tile.hpp"
 
@@ -126,8 +127,16 @@ __device__ __forceinline__ void invert_column(const InverseTiles& tiles, const f
       value[half][at] = block(c, c)[(8 * half + 2 * t + at % 2) * kTriangleRow + g + at / 2 * 8];
     }
   }
-  put_block<Format>(tiles, value, c, c);
   split(done[0], value);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      float& one = value[half][2 * half + odd];
+      one = 2 * t + odd == g ? 0.0F : one;
+    }
+  }
+  put_block<Format>(tiles, value, c, c);
 #pragma unroll
   for (int step = 1; step < 4; ++step) {
     const int i = c + step;

@@ -135,7 +135,7 @@ __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const Na
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply_tiles<typename Stage::Square, false, Rows, true>(
-            rows, stage + Stage::kSquareY, own, k, k == 0);
+            rows, stage + Stage::kSquareY, own, k);
       }
       Engine::commit();
 #pragma unroll

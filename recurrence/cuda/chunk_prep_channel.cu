@@ -334,11 +334,13 @@ __device__ __noinline__ Block strong_block(const Place<Format, Columns, Delta, S
   return out;
 }
 
-// The blocks on the diagonal, the scaled tiles, and the sides of the products between blocks.
+// The blocks on the diagonal, the scaled tiles, and the sides of the products between blocks; in
+// `own` q w^T without decays, of which the diagonal is wanted: there nothing decays, so nothing
+// has to be rounded.
 template <class Format, int Columns, bool Delta, bool SameKey>
 __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, SameKey>& at,
                                            const ChunkCall& c, unsigned char* record,
-                                           std::uint32_t strong, Block& block) {
+                                           std::uint32_t strong, Block& block, float (&own)[2][4]) {
   using T = KeyTile<Columns>;
   using Out = Tile<64, Columns, false>;
   const int m = at.first_row(), warp = at.warp;
@@ -346,10 +348,14 @@ __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, S
     const int column = 16 * k + 2 * at.t;
     Elements prefix, suffix, query, write, erase;
     std::uint32_t raw[4], out[4];
-    load_a<T>(raw, at.query(), m, k);
-    unpack_all<Format>(query, raw);
+    load_a<T>(out, at.query(), m, k);
+    unpack_all<Format>(query, out);
     load_a<T>(raw, at.write(), m, k);
     unpack_all<Format>(write, raw);
+    if ((strong >> (k / 2) & 1) == 0) {
+      mma_m16n8k16<Format>(own[0], out, raw[0], raw[2]);
+      mma_m16n8k16<Format>(own[1], out, raw[1], raw[3]);
+    }
     if constexpr (Delta && !SameKey) {
       load_a<T>(raw, at.erase(), m, k);
       unpack_all<Format>(erase, raw);
@@ -509,7 +515,10 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
   const std::uint32_t strong =
       __ballot_sync(0xffffffffU, lane < Columns / 32 && shared.middle[warp][lane % 8] == 0 ? 1 : 0);
   if (strong != 0) block = strong_block(at, strong);
-  scale_keys(at, c, record, strong, block);
+  float own[2][4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) own[i / 4][i % 4] = block.p[i / 4][i % 4];
+  scale_keys(at, c, record, strong, block, own);
   __syncthreads();
   float p[6][4] = {}, a[6][4] = {};
   switch (warp) {
@@ -544,6 +553,7 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = at.g + i / 2 * 8, column = 8 * n + 2 * at.t + i % 2;
+      if (column == row) block.p[n][i] = own[n][i];
       if (column > row) block.p[n][i] = 0.0F;
     }
     put_p(2 * warp + n, block.p[n]);

@@ -160,7 +160,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply<typename Stage::Square, true>(carried, right[k],
-                                                                stage + Stage::kSquareY, k, k == 0);
+                                                                stage + Stage::kSquareY, k, false);
       }
       Engine::commit();
     }

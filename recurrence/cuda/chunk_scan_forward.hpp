@@ -2,8 +2,8 @@
 
 // The forward scan. Per chunk, with S the transposed state [64 value columns, K] of a group:
 //
-//     R = V - in (S E~^T);   Z = R Y^T;   U = gain Z;   O = scale in (S Q~^T) + U P^T
-//     S = keep S + (out U) W^
+//     R = V - in (S E~^T);   Z = R Y^T = R + R (Y - I)^T;   U = gain Z
+//     O = scale in (S Q~^T) + U P^T;   S = keep S + (out U) W^
 //
 // (rows of these matrices are value columns). Products are issued in the order in which something
 // waits for them, and those for O in between, where the tensor cores would wait for rounding.
@@ -274,8 +274,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        Engine::template multiply<typename Stage::Square, false>(
-            error, right[k], stage + Stage::kSquareY, k, k == 0);
+        Engine::template multiply<typename Stage::Square, false>(error, right[k],
+                                                                 stage + Stage::kSquareY, k, false);
       }
       Engine::commit();
       if constexpr (Output) see(kSteps / 2, kSteps);

@@ -223,10 +223,10 @@ class PlainHead {
     Matrix d_b(n_, 1);
     for (int64_t i = 0; i < n_; ++i) {
       for (int64_t c = 0; c < V; ++c) {
-        d_b(i, 0) += d_r(i, c) * residual(i, c);
+        d_b(i, 0) += round_(d_r(i, c)) * round_(residual(i, c));
         d_v(i, c) = b(i, 0) * d_r(i, c);
       }
-      for (int64_t j = 0; j < i; ++j) d_b(i, 0) -= d_a(i, j) * a(i, j);
+      for (int64_t j = 0; j < i; ++j) d_b(i, 0) -= round_(d_a(i, j)) * round_(a(i, j));
     }
     const Matrix e_back = round_.product(d_v, state_, false, true);
     const Matrix q_back = round_.product(d_o, state_, false, true);
@@ -251,7 +251,7 @@ class PlainHead {
         d_w(i, d) = w_back(i, d) * between(n_ - 1, i, d) + sum_w + scale * d_p(i, i) * q(i, d);
       }
       float whole = 0;
-      for (int64_t c = 0; c < V; ++c) whole += state_(d, c) * d_end(d, c);
+      for (int64_t c = 0; c < V; ++c) whole += round_(state_(d, c)) * round_(d_end(d, c));
       whole *= std::exp(G(n_ - 1, d));
       float behind = 0;
       for (int64_t i = n_ - 1; i >= 0; --i) {

@@ -344,6 +344,7 @@ class PrepCheck {
         for (int j = 0; j <= i; ++j) at(y_bound_, i, c) += std::abs(at(y_, i, j)) * at(half, j, c);
       }
     }
+    for (int i = 0; i < 64; ++i) at(y_, i, i) = 0.0;  // the record has Y - I
   }
   double gain(int i) const { return gain_[static_cast<std::size_t>(i)]; }
 
