@@ -330,25 +330,14 @@ __device__ __forceinline__ void cluster_sync() {
                    : "memory");
 }
 // Arrives at the barrier that stands in block `rank` of the cluster where this one has `barrier`.
-// What waits for it is mbarrier_wait_cluster().
+// Says that this thread's reads are over, no more: what it wrote is not passed on (an arrival that
+// did so would first wait a microsecond for all writes of the thread, also those to global memory).
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, int rank) {
   asm volatile(
       "{.reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
-          shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(shared_address(barrier)),
       "r"(rank)
-      : "memory");
-}
-// As mbarrier_wait(), for arrivals from the whole cluster.
-__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t* barrier,
-                                                      std::uint32_t parity) {
-  asm volatile(
-      "{.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
       : "memory");
 }
 // copy_bulk() and copy_rows() to the same place of every block of the cluster whose bit is set in
@@ -421,7 +410,6 @@ __device__ __forceinline__ int cluster_rank() { return 0; }
 __device__ __forceinline__ int cluster_blocks() { return 1; }
 __device__ __forceinline__ void cluster_sync() { __syncthreads(); }
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t*, int) {}
-__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t*, std::uint32_t) {}
 __device__ __forceinline__ void copy_bulk_to(void*, const void*, std::uint32_t, std::uint64_t*,
                                              std::uint32_t) {}
 __device__ __forceinline__ void copy_rows_to(void*, const TensorMap*, int, int, int, std::uint64_t*,

@@ -258,10 +258,6 @@ inline void count_bytes(std::uint64_t* barrier, std::uint32_t bytes) {
 inline void mbarrier_arrive_at(std::uint64_t* barrier, int rank) {
   mbarrier_arrive(emulation::at_rank(barrier, rank));
 }
-inline void mbarrier_wait_cluster(std::uint64_t* barrier, std::uint32_t parity) {
-  mbarrier_wait(barrier, parity);
-}
-
 inline void copy_bulk_to(void* shared, const void* global, std::uint32_t bytes,
                          std::uint64_t* barrier, std::uint32_t blocks) {
   if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||

@@ -274,7 +274,7 @@ __device__ __forceinline__ void feed_narrow(const ChunkCall& chunk, const ScanTe
     int stage = 0;
     std::uint32_t parity = 1;  // of the turn before
     for (int number = 0; number < task.chunks; ++number) {
-      if (number >= stage_count) mbarrier_wait_cluster(barriers.empty + stage, parity);
+      if (number >= stage_count) mbarrier_wait(barriers.empty + stage, parity);
       load_narrow<Stage, DK, Scaled, Delta, Seen>(chunk, tensors, task, stages + stage * bytes,
                                                   first + number * step, barriers.full + stage);
       if (++stage == stage_count) {

@@ -40,7 +40,7 @@ void share_rounds(const unsigned char* from, std::int64_t* sums) {
   if (threadIdx.x == 32) {
     for (int round = 0; round < kRounds; ++round) {
       const int stage = round % kStages, turn = round / kStages;
-      if (turn > 0) mbarrier_wait_cluster(empty + stage, static_cast<std::uint32_t>(turn - 1) % 2);
+      if (turn > 0) mbarrier_wait(empty + stage, static_cast<std::uint32_t>(turn - 1) % 2);
       mbarrier_arrive_expect(full + stage, bytes);
       copy_bulk_to(shared + stage * kPart * 8 + rank * kPart,
                    from + (round * blocks + rank) * kPart, kPart, full + stage,
