@@ -14,12 +14,15 @@ TileBackward::TileBackward(const TwoKeySizes& sizes, int parts, Scratch& scratch
     : results(sizes, scratch),
       sizes_(sizes),
       tiles_(*tile_kernels()),
+      parts_(parts),
       chunk_(sizes, TileChunk::For::gradient, parts, scratch, &results.factors_),
       values_(sizes, sizes.d_v, parts, scratch) {
   chunk_.ahead = &ahead;
   const int keys = sizes.padded_k() / kTileInner;
   const int values = sizes.padded_v() / kTileInner;
-  const auto take = [&](int outer, int inner) { return take_tiles(scratch, outer, inner, parts); };
+  const auto take = [&](int outer, int inner) {
+    return take_tiles(scratch, outer, inner, exact_parts(parts));
+  };
   state_rows_ = take(2 * keys, values);
   state_columns_ = take(2 * keys, values);
   state_pairs_ = take(2 * values, keys);
@@ -77,8 +80,9 @@ void TileBackward::solve_back(const ChunkRows& rows, const float* d_o, const flo
   const int n = rows.count;
   const int v_row = results.value_row;
   float* solved = results.solved_;
-  tiles_.rows_to_pairs(state_pairs_, state_rows_);
-  multiply(chunk_.raw_write, state_pairs_, solved, v_row);
+  const TileMatrix state_pairs = state_pairs_.with_parts(chunk_.state_parts);
+  tiles_.rows_to_pairs(state_pairs, state_rows_);
+  multiply(chunk_.raw_write, state_pairs, solved, v_row);
   if (sizes_.decay == DecayKind::scalar) {
     k.copy_rows(solved, v_row, solved, v_row, chunk_.suffix, n, sizes_.d_v);
   }
@@ -133,10 +137,12 @@ void TileBackward::through_state(const float* state) {
   const int k_row = results.key_row;
   tiles_.transpose(state_columns_, state_rows_);  // dS_C^T
   multiply(update_rows_, state_columns_, results.write_back_, k_row);
-  tiles_.pack_rows({state_rows_, state, results.value_row, sizes_.d_k, sizes_.d_v});
-  tiles_.transpose(state_columns_, state_rows_);
-  multiply(d_output_rows_, state_columns_, results.query_back_, k_row);
-  if (sizes_.delta) multiply(residual_rows_, state_columns_, results.erase_back_, k_row);
+  const TileMatrix columns = state_columns_.with_parts(parts_);
+  tiles_.pack_rows(
+      {state_rows_.with_parts(parts_), state, results.value_row, sizes_.d_k, sizes_.d_v});
+  tiles_.transpose(columns, state_rows_);
+  multiply(d_output_rows_, columns, results.query_back_, k_row);
+  if (sizes_.delta) multiply(residual_rows_, columns, results.erase_back_, k_row);
 }
 
 void TileBackward::multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row,
@@ -155,18 +161,19 @@ void TileBackward::scalar_keys(const ChunkRows& rows) {
   };
   const bool decays = sizes_.decay == DecayKind::scalar;
   const float* prefix = decays ? chunk_.prefix : nullptr;
-  tiles_.rows_to_pairs(write_pairs_, chunk_.raw_write);
+  const TileMatrix write_pairs = write_pairs_.with_parts(parts_);
+  tiles_.rows_to_pairs(write_pairs, chunk_.raw_write);
   tiles_.rows_to_pairs(query_pairs_, chunk_.raw_query);
   start(results.d_query, results.query_back_, prefix, sizes_.scale);
   start(results.d_write, results.write_back_, decays ? chunk_.suffix : nullptr, 1.0F);
-  multiply(d_seen_rows_, write_pairs_, results.d_query, k_row, Into::add, Shape::lower_left);
+  multiply(d_seen_rows_, write_pairs, results.d_query, k_row, Into::add, Shape::lower_left);
   tiles_.rows_to_pairs(square_pairs_, d_seen_rows_);
   tiles_.transpose(square_columns_, square_pairs_);
   multiply(square_columns_, query_pairs_, results.d_write, k_row, Into::add, Shape::upper_left);
   if (!sizes_.delta) return;
   tiles_.rows_to_pairs(erase_pairs_, chunk_.erase);
   start(results.d_erase, results.erase_back_, prefix, -1.0F);
-  multiply(d_read_rows_, write_pairs_, results.d_erase, k_row, Into::add, Shape::lower_left);
+  multiply(d_read_rows_, write_pairs, results.d_erase, k_row, Into::add, Shape::lower_left);
   tiles_.rows_to_pairs(square_pairs_, d_read_rows_);
   tiles_.transpose(square_columns_, square_pairs_);
   multiply(square_columns_, erase_pairs_, results.d_write, k_row, Into::add, Shape::upper_left);
@@ -221,13 +228,15 @@ void TileBackward::state_back(const ChunkRows& rows, const float* d_o, float* d_
   const bool channel = sizes_.decay == DecayKind::channel;
   float* weights = results.weights_;
   const float* keep = chunk_.keep;  // with the first product
+  const TileMatrix key_columns = key_columns_.with_parts(chunk_.state_parts);
+  const TileMatrix value_pairs = value_pairs_.with_parts(chunk_.state_parts);
   const auto add = [&](const TileMatrix& keys, const float* values, Index row, float factor) {
-    tiles_.transpose(key_columns_, keys);
+    tiles_.transpose(key_columns, keys);
     for (int i = 0; i < n; ++i) {
       weights[i] = sizes_.decay == DecayKind::scalar ? factor * chunk_.prefix[i] : factor;
     }
-    tiles_.pack_pairs({value_pairs_, values, row, n, sizes_.d_v, weights});
-    tiles_.product({key_columns_, value_pairs_, d_state, v_row, Into::overwrite,
+    tiles_.pack_pairs({value_pairs, values, row, n, sizes_.d_v, weights});
+    tiles_.product({key_columns, value_pairs, d_state, v_row, Into::overwrite,
                     TileProduct::Shape::full, &ahead, d_state, v_row, keep});
     keep = nullptr;
   };

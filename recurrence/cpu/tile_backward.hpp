@@ -38,6 +38,7 @@ class TileBackward {
 
   TwoKeySizes sizes_;
   const TileKernels& tiles_;
+  int parts_;
   TileChunk chunk_;
   TileValues values_;
   TileMatrix state_rows_, state_columns_, state_pairs_;     // of S_0 and dS_C, and transposed

@@ -10,25 +10,22 @@ TileMatrix take_tiles(Scratch& scratch, int outer, int inner, int parts) {
   return matrix;
 }
 
-TileChunk::TileChunk(const TwoKeySizes& sizes, For most, int parts, Scratch& scratch,
+TileChunk::TileChunk(const TwoKeySizes& sizes, For purpose, int parts, Scratch& scratch,
                      ChunkFactors* factors)
     : pairs(kChunk / kTileInner),
       square_row(leading(kChunk)),
       sizes_(sizes),
       tiles_(*tile_kernels()),
+      parts_(parts),
       channel_(factors) {
   const int rows = kChunk / kTileRows;
   const int keys = round_up(sizes.d_k, kTileInner) / kTileInner;
-  // Identical keys at gain 2 make the solve as sensitive as it gets: its coefficients are formed
-  // as exactly as in float32.
-  const int most_parts = parts > 1 ? 3 : 1;
-  erase = take_tiles(scratch, rows, keys, most_parts);
-  raw_write = take_tiles(scratch, rows, keys, most_parts);
-  write_pairs_ = take_tiles(scratch, rows, keys, most_parts);
-  raw_query = take_tiles(scratch, rows, keys, parts);
-  query = take_tiles(scratch, rows, keys, parts);
-  write = take_tiles(scratch, 2 * keys, pairs, parts);
-  seen = take_tiles(scratch, rows, pairs, parts);
+  const int most = exact_parts(parts);
+  for (TileMatrix* matrix : {&erase, &raw_write, &write_pairs_, &raw_query, &query}) {
+    *matrix = take_tiles(scratch, rows, keys, most);
+  }
+  write = take_tiles(scratch, 2 * keys, pairs, most);
+  seen = take_tiles(scratch, rows, pairs, most);
   for (float** square : {&read_dots, &seen_dots, &between, &solve}) {
     *square = scratch.rows(kChunk, kChunk);
   }
@@ -37,7 +34,7 @@ TileChunk::TileChunk(const TwoKeySizes& sizes, For most, int parts, Scratch& scr
   }
   keep_ = scratch.take(round_up(sizes.d_k, kTileInner));
   if (sizes.decay == DecayKind::channel && factors == nullptr) {
-    own_channel_.emplace(sizes, most, scratch);
+    own_channel_.emplace(sizes, purpose, scratch);
   }
 }
 
@@ -49,6 +46,7 @@ void TileChunk::build(const ChunkRows& rows, For purpose, bool same_keys) {
   }
   seen = over_tokens(seen);
   write = over_tokens(write);
+  state_parts = parts_;
   for (int i = 0; i < n; ++i) gain[i] = rows.b == nullptr ? 1.0F : rows.b[i * rows.b_row];
   update_weight = rows.b == nullptr ? nullptr : gain;
   if (sizes_.decay == DecayKind::channel) {
@@ -63,8 +61,12 @@ void TileChunk::build(const ChunkRows& rows, For purpose, bool same_keys) {
     (purpose == For::gradient ? lower.row_factor : lower.column_factor) = update_weight;
     lower.to = solve;
     lower.to_row = square_row;
+    float squares = 0.0F;
+    lower.squares = &squares;
     tiles_.lower(lower);
+    if (squares > kMostErased) state_parts = exact_parts(parts_);
   }
+  if (purpose != For::gradient) write_rows(state_parts);
   if (purpose == For::state) return;
   TileLower lower = lower_of(seen_dots, n);
   lower.diagonal = true;
@@ -103,13 +105,14 @@ void TileChunk::keys(const ChunkRows& rows, For purpose) {
   if (one_key) raw_write.data = erase.data;
   pack_keys(raw_write, rows.w, rows.key_row, n, nullptr);
   tiles_.transpose(write_pairs_, raw_write);
-  if (purpose != For::gradient) tiles_.pairs_to_rows(write, write_pairs_);
+  write_made_ = 0;
   if (sizes_.delta) {
     if (!one_key) pack_keys(erase, rows.e, rows.key_row, n, nullptr);
     tiles_.product(
         {erase, write_pairs_, read_dots, square_row, Into::overwrite, Shape::lower_result});
   }
   if (purpose == For::state) return;
+  raw_query.parts = purpose == For::gradient ? exact_parts(parts_) : parts_;
   pack_keys(raw_query, rows.q, rows.key_row, n, nullptr);
   tiles_.product(
       {raw_query, write_pairs_, seen_dots, square_row, Into::overwrite, Shape::lower_result});
@@ -127,6 +130,7 @@ void TileChunk::scalar(const ChunkRows& rows, For purpose) {
     write_weight = write_weight_;
   }
   if (purpose != For::output) return;
+  query.parts = parts_;
   for (int i = 0; i < n; ++i) factors_[i] = sizes_.scale * (rows.g != nullptr ? prefix[i] : 1.0F);
   pack_keys(query, rows.q, rows.key_row, n, factors_);
 }
@@ -151,13 +155,22 @@ void TileChunk::channel(const ChunkRows& rows, For purpose) {
   pack_keys(raw_write, f.write, f.key_row, n, nullptr);
   if (purpose != For::gradient) {
     tiles_.transpose(write_pairs_, raw_write);
-    tiles_.pairs_to_rows(write, write_pairs_);
+    write_made_ = 0;
   }
   if (sizes_.delta) {
     std::fill_n(factors_, n, -1.0F);  // the sign of the erasure is in the factor
     pack_keys(erase, f.erase, f.key_row, n, factors_);
   }
-  if (purpose != For::state) pack_keys(query, f.query, f.key_row, n, nullptr);
+  if (purpose == For::state) return;
+  query.parts = purpose == For::gradient ? exact_parts(parts_) : parts_;
+  pack_keys(query, f.query, f.key_row, n, nullptr);
+}
+
+// The keys as a left operand, from write_pairs_. Value heads of the same keys may want more parts.
+void TileChunk::write_rows(int parts) {
+  if (parts <= write_made_) return;
+  write.parts = write_made_ = parts;
+  tiles_.pairs_to_rows(write, write_pairs_);
 }
 
 void TileChunk::keep_channels(const float* from) {
@@ -179,7 +192,8 @@ void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose
   };
   pack(raw_write, rows.w, f.to_end, nullptr);
   tiles_.transpose(write_pairs_, raw_write);
-  tiles_.pairs_to_rows(write, write_pairs_);
+  write_made_ = 0;
+  write_rows(exact_parts(parts_));  // before its pairs are those of another decay
   pack(raw_write, rows.w, back, nullptr);
   tiles_.transpose(write_pairs_, raw_write);
   if (sizes_.delta) {
@@ -188,6 +202,7 @@ void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose
         {erase, write_pairs_, f.read, square_row, Into::overwrite, Shape::lower_result, ahead});
   }
   if (purpose == For::state) return;
+  query.parts = parts_;
   std::fill_n(factors_, n, sizes_.scale);
   pack(query, rows.q, f.from_start, factors_);
   tiles_.product(

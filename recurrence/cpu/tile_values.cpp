@@ -10,19 +10,23 @@ int column_tiles(int columns) { return round_up(columns, kTileInner) / kTileRows
 }  // namespace
 
 TileValues::TileValues(const TwoKeySizes& sizes, int width, int parts, Scratch& scratch)
-    : row(leading(round_up(width, kTileInner))), sizes_(sizes), tiles_(*tile_kernels()) {
+    : row(leading(round_up(width, kTileInner))),
+      sizes_(sizes),
+      tiles_(*tile_kernels()),
+      parts_(exact_parts(parts)) {
   const int keys = round_up(sizes.d_k, kTileInner) / kTileInner;
   errors = scratch.take(static_cast<Index>(kChunk) * row);
   output_ = scratch.take(static_cast<Index>(kChunk) * row);
   square_ = scratch.rows(kChunk, kChunk);
-  state_tiles_ = take_tiles(scratch, column_tiles(width), keys, parts);
-  update_tiles_ = take_tiles(scratch, column_tiles(width), kChunk / kTileInner, parts);
+  state_tiles_ = take_tiles(scratch, column_tiles(width), keys, parts_);
+  update_tiles_ = take_tiles(scratch, column_tiles(width), kChunk / kTileInner, parts_);
 }
 
 void TileValues::solve(const TileChunk& chunk, const ChunkRows& rows, const float* values,
                        int columns, const float* state, Index state_row, bool outputs) {
   const int n = rows.count;
   state_tiles_.outer = update_tiles_.outer = column_tiles(columns);
+  state_tiles_.parts = chunk.state_parts;
   if (state != nullptr) {
     tiles_.pack_pairs({state_tiles_, state, state_row, sizes_.d_k, columns, nullptr, chunk.ahead});
   }
@@ -47,7 +51,7 @@ void TileValues::multiply(const TileChunk& chunk, const TileMatrix& a, const Til
 void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live,
                          float* o) {
   const int n = rows.count;
-  const TileMatrix updates = chunk.over_tokens(update_tiles_);
+  const TileMatrix updates = chunk.over_tokens(update_tiles_).with_parts(parts_);
   // A tile multiplies the zeros of `seen` too, which would bring a NaN to the tokens before it.
   const int whole = tiles_.finite_rows(errors, row, n, columns);
   tiles_.pack_pairs({updates, errors, row, whole, columns, chunk.update_weight});
@@ -75,7 +79,7 @@ void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int colu
 
 void TileValues::update(const TileChunk& chunk, int n, int columns, const float* state, float* next,
                         Index state_row) {
-  const TileMatrix updates = chunk.over_tokens(update_tiles_);
+  const TileMatrix updates = chunk.over_tokens(update_tiles_).with_parts(chunk.state_parts);
   if (chunk.write_weight != nullptr) {
     tiles_.pack_pairs({updates, errors, row, n, columns, chunk.write_weight});
   } else if (!packed_) {

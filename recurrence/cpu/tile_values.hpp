@@ -29,6 +29,7 @@ class TileValues {
 
   TwoKeySizes sizes_;
   const TileKernels& tiles_;
+  int parts_;
   TileMatrix state_tiles_, update_tiles_;
   float* output_;        // [C, V]
   float* square_;        // [C, C]

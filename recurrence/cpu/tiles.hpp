@@ -5,7 +5,8 @@
 //
 // A float32 number is split into `parts` numbers of bf16 of falling size, high, middle and low,
 // that add up to it: one part leaves a relative error of at most 2^-8, two 2^-16, three 2^-24. A
-// product of parts keeps the pairs whose sizes matter: 1, 3 or 6 of them.
+// product of parts keeps the pairs whose sizes matter: 1, 3 or 6 of them; of two matrices with
+// different numbers of parts it takes the smaller number.
 //
 // An operand of a product exists in two forms, both made of tiles of 16 rows of 32 numbers:
 //     rows(Y)   tile (i, j), row r:       Y(16 i + r, 32 j ..), the left operand Y
@@ -31,6 +32,12 @@ struct TileMatrix {
   int parts = 0;
 
   Index part_size() const { return static_cast<Index>(outer) * inner * kTileHalves; }
+  // The same tiles, of which only the first parts are written or read.
+  TileMatrix with_parts(int count) const {
+    TileMatrix matrix = *this;
+    matrix.parts = count;
+    return matrix;
+  }
 };
 
 // Rows that later work will read or write. They lie far apart, so nothing else brings them nearer:
@@ -103,6 +110,7 @@ struct TileLower {
   float* to = nullptr;  // rows to the end of the last tile
   Index to_row = 0;
   TileMatrix tiles{};
+  float* squares = nullptr;  // gets the sum of the squares of what is formed
 };
 
 // c(m, n) [+]= sum_k a(m, k) b(k, n). c has whole tiles: 16 rows a tile of a, 16 columns a tile of

@@ -36,6 +36,7 @@ inline Line load_line(const float* from, int count) {
 inline void store_line(float* to, Line value) { _mm512_storeu_ps(to, value); }
 inline Line scaled(float factor, Line value) { return _mm512_set1_ps(factor) * value; }
 inline Line times(Line a, Line b) { return a * b; }
+inline Line plus(Line a, Line b) { return a + b; }
 // The first `count` of 16 (or fewer than one: none), zero for the rest, whatever is there.
 inline Line first_of(Line value, int count) {
   if (count >= 16) return value;
@@ -151,6 +152,10 @@ inline Line times(Line a, const Line& b) {
   for (int i = 0; i < 16; ++i) a.x[i] *= b.x[i];
   return a;
 }
+inline Line plus(Line a, const Line& b) {
+  for (int i = 0; i < 16; ++i) a.x[i] += b.x[i];
+  return a;
+}
 inline Line first_of(Line value, int count) {
   for (int i = count > 0 ? count : 0; i < 16; ++i) value.x[i] = 0;
   return value;
@@ -213,5 +218,13 @@ inline void unzip_rows(Word* even, Word* odd, const Word* first, const Word* sec
 }
 
 #endif
+
+inline float total(const Line& line) {
+  float values[16];
+  store_line(values, line);
+  float sum = 0.0F;
+  for (const float value : values) sum += value;
+  return sum;
+}
 
 }  // namespace rankone::recurrence::cpu::RANKONE_ISA

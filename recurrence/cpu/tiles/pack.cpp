@@ -118,6 +118,7 @@ void lower(const TileLower& l) {
   const Index part = l.tiles.part_size();
   const int covered = (l.n + kTileInner - 1) / kTileInner * kTileInner;
   const int rows = l.tiles.data == nullptr ? l.n : covered;
+  Line squares = zero_line();
   for (int i = 0; i < rows; ++i) {
     const int end = i >= l.n ? 0 : l.diagonal ? i + 1 : i;
     const float row = i < l.n && l.row_factor != nullptr ? l.factor * l.row_factor[i] : l.factor;
@@ -134,6 +135,9 @@ void lower(const TileLower& l) {
     for (int j = 0; j < covered; j += kTileInner, at += kTileHalves) {
       const Line low = line_at(j);
       const Line high = line_at(j + 16);
+      if (l.squares != nullptr) {
+        squares = plus(squares, plus(times(low, low), times(high, high)));
+      }
       if (l.to != nullptr) {
         store_line(l.to + i * l.to_row + j, low);
         store_line(l.to + i * l.to_row + j + 16, high);
@@ -142,11 +146,14 @@ void lower(const TileLower& l) {
       Word* const out = l.tiles.data + at;
       if (l.tiles.parts == 1) {
         put_parts<1, false>(out, part, low, high);
-      } else {
+      } else if (l.tiles.parts == 2) {
         put_parts<2, false>(out, part, low, high);
+      } else {
+        put_parts<3, false>(out, part, low, high);
       }
     }
   }
+  if (l.squares != nullptr) *l.squares = total(squares);
 }
 
 void transpose_tiles(const TileMatrix& to, const TileMatrix& from) {
