@@ -32,8 +32,9 @@ struct GoldenBounds {
 };
 // f64: the reference backend; f32: float32 kernels. Other dtypes fail with unsupported.
 GoldenBounds golden_bounds(Dtype dtype);
-// The same for what this context computes with: wider where its products are of bf16 parts.
-GoldenBounds golden_bounds(Dtype dtype, const Context& context);
+// The same for what this context computes with: wider where its products are of bf16 parts, which
+// `auto` takes for no per-channel decay.
+GoldenBounds golden_bounds(Dtype dtype, const Context& context, bool channel_decay);
 
 enum class GoldenRows {
   rows,          // rows along the last axis

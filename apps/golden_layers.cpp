@@ -145,8 +145,10 @@ struct Layer {
 };
 
 std::vector<TensorCheck> check_layer(const TensorFile& file, Context& context, Dtype dtype) {
-  const GoldenBounds bounds = golden_bounds(dtype, context);
   Layer layer(file, dtype);
+  const bool channel_decay =
+      layer.config.layers.front().mixer->axes.decay == recurrence::DecayKind::channel;
+  const GoldenBounds bounds = golden_bounds(dtype, context, channel_decay);
   const Tensor x = file.at("in.x").to(dtype);
   const Tensor cotangent = file.at("cot.y").to(dtype);
   const std::int64_t hidden = layer.config.hidden_size;

@@ -351,7 +351,9 @@ class Bench {
   std::string kernel(std::string_view direction) const {
     const std::int64_t tokens = direction == "step" ? 1 : shape_.time;
     const bool two_key = preset_.axes.solve != recurrence::Solve::cg;
-    const std::string name = "cpu-" + recurrence::cpu_kernel(context_, two_key ? tokens : 1);
+    const bool channel = preset_.axes.decay == recurrence::DecayKind::channel;
+    const std::string name =
+        "cpu-" + recurrence::cpu_kernel(context_, two_key ? tokens : 1, channel);
     return rounded_ ? name + " (bf16 widened)" : name;
   }
 

@@ -1,6 +1,7 @@
 #include "core/context.hpp"
 
 #include "core/device.hpp"
+#include "core/isa.hpp"
 #include "core/status.hpp"
 
 namespace rankone {
@@ -18,6 +19,7 @@ std::optional<Precision> parse_precision(std::string_view text) {
 
 Context::Context(ContextOptions options, std::shared_ptr<ThreadPool> pool)
     : options_(std::move(options)), threads_(std::move(pool)) {
+  best_isa();  // a wrong RANKONE_ISA fails here and not in the midst of work
   if (options_.device != Device::cuda) return;
   require_gpu(options_.device_index);
   arena_.set_source(gpu_memory());

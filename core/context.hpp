@@ -21,9 +21,9 @@ enum class Device { cpu, cuda };
 // products of bf16 (AMX, core/isa.hpp); elsewhere everything is float32. State, triangular solve
 // and sums are float32 in any case.
 enum class Precision {
-  automatic,  // the fastest of float32-class accuracy: bf16x3
+  automatic,  // the fastest of float32-class accuracy: f32 under per-channel decay, else bf16x3
   f32,
-  bf16x3,  // a high and a low part, three products: 2^-16
+  bf16x3,  // a high and a low part, three products: 2^-16; a third part where errors would grow
   bf16,    // 2^-8
 };
 

@@ -1,6 +1,9 @@
 #include "core/isa.hpp"
 
 #include <cstdlib>
+#include <string>
+
+#include "core/status.hpp"
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -9,6 +12,24 @@
 
 namespace rankone {
 namespace {
+
+constexpr std::string_view kEmulatedTiles = "amx-emulated";
+
+// RANKONE_ISA as it was at the first call; empty: not set.
+std::string_view requested() {
+  static const std::string text = [] {
+    const char* value = std::getenv("RANKONE_ISA");
+    std::string set = value != nullptr ? value : "";
+    bool known = set.empty() || set == kEmulatedTiles;
+    for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) known |= set == name(isa);
+    if (!known) {
+      fail(Status::invalid_argument, "[isa] RANKONE_ISA is '{}' (baseline, avx2, avx512 or {})",
+           set, kEmulatedTiles);
+    }
+    return set;
+  }();
+  return text;
+}
 
 Isa machine_isa() {
 #if defined(__x86_64__)
@@ -46,13 +67,8 @@ bool machine_has_amx() {
 
 TileUnit tile_unit() {
   static const TileUnit unit = [] {
-    const char* wanted = std::getenv("RANKONE_ISA");
-    const std::string_view text = wanted == nullptr ? "" : wanted;
-    if (text == "amx-emulated") return TileUnit::emulated;
-    for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
-      if (text == name(isa)) return TileUnit::none;
-    }
-    return machine_has_amx() ? TileUnit::amx : TileUnit::none;
+    if (requested() == kEmulatedTiles) return TileUnit::emulated;
+    return requested().empty() && machine_has_amx() ? TileUnit::amx : TileUnit::none;
   }();
   return unit;
 }
@@ -65,10 +81,8 @@ std::string_view isa_name(bool tiles) {
 Isa best_isa() {
   static const Isa isa = [] {
     const Isa machine = machine_isa();
-    const char* wanted = std::getenv("RANKONE_ISA");
-    if (wanted == nullptr) return machine;
     for (const Isa lower : {Isa::baseline, Isa::avx2}) {
-      if (wanted == name(lower) && lower < machine) return lower;
+      if (requested() == name(lower) && lower < machine) return lower;
     }
     return machine;
   }();

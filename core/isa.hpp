@@ -11,7 +11,9 @@ namespace rankone {
 enum class Isa { baseline, avx2, avx512 };
 
 // The best this machine has, read once. The environment variable RANKONE_ISA (baseline, avx2,
-// avx512) asks for a lower one, so that every kernel can be tested on one machine.
+// avx512) asks for a lower one, so that every kernel can be tested on one machine; more than the
+// machine has is not refused. A value that is none of these, nor amx-emulated, fails with
+// invalid_argument; so does the first Context, which reads it before there is any work.
 Isa best_isa();
 std::string_view name(Isa isa);
 

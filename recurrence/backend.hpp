@@ -56,7 +56,7 @@ const Backend& reference_backend();
 const Backend& cpu_backend();
 // What its two-key recurrence computes a sequence of so many tokens with, for reports:
 // "avx512-f32", "amx-bf16x3".
-std::string cpu_kernel(const Context& context, std::int64_t tokens);
+std::string cpu_kernel(const Context& context, std::int64_t tokens, bool channel_decay);
 #if defined(RANKONE_WITH_CUDA)
 const Backend& cuda_backend();
 #endif

@@ -336,17 +336,16 @@ def main(arguments):
     sys.path.insert(0, str(HERE))
     if options.first:
         return first_result(options.first, options.library, options.began)
-    import torch
+    import needs
 
-    device = torch.device("cpu" if options.check else "cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        sys.exit("compare.py: torch finds no CUDA GPU (--check compares a CPU library with float64)")
+    kind = "cpu" if options.check else "cuda"
+    torch = needs.torch_on(kind, " (--check compares a CPU library with float64)")
+    device = torch.device(kind)
     import peers
-    from rankone_library import Library
 
     library, notes, compared = None, [], {}
     if options.library:
-        library = Library(options.library, device)
+        library = needs.library(options.library, device)
     else:
         notes.append("rankone is not compared: no --library given")
     if not options.check and not options.no_peer:

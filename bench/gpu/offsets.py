@@ -12,12 +12,12 @@ import argparse
 import sys
 import types
 
-import torch
-
-from rankone_library import Library
+import needs
 
 
 def inputs(batch, time, heads, seed):
+    import torch
+
     generator = torch.Generator(device="cuda").manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
     unit = lambda x: x.div_(x.float().norm(dim=-1, keepdim=True).to(x.dtype))
@@ -29,6 +29,8 @@ def inputs(batch, time, heads, seed):
 
 
 def last_of(x):
+    import torch
+
     parts = {n: t[-1:].clone() if isinstance(t, torch.Tensor) else t for n, t in vars(x).items()}
     return types.SimpleNamespace(**parts)
 
@@ -36,7 +38,9 @@ def last_of(x):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", required=True, metavar="PATH", help="librankone.so, built with CUDA")
-    library = Library(parser.parse_args().library, torch.device("cuda"))
+    path = parser.parse_args().library
+    torch = needs.torch_on("cuda")
+    library = needs.library(path, torch.device("cuda"))
     failed = False
     for direction, batch in (("forward", 128), ("vjp", 48)):
         x = inputs(batch, 2048, 96, 1)

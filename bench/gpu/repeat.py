@@ -13,15 +13,15 @@ import argparse
 import sys
 import types
 
-import torch
-
-from rankone_library import Library
+import needs
 
 CALLS = 100
 SHAPES = ((1, 8192, 16, 128), (8, 2048, 8, 128), (2, 1000, 4, 64), (64, 1, 32, 128))
 
 
 def inputs(batch, time, heads, dim, channel, seed):
+    import torch
+
     generator = torch.Generator(device="cuda").manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator, device="cuda")
     unit = lambda x: (x / x.norm(dim=-1, keepdim=True)).bfloat16()
@@ -61,6 +61,8 @@ def run(x, call, results, restore):
 
 def repeated(library, shape, channel):
     """Names of results that differed."""
+    import torch
+
     x = inputs(*shape, channel, seed=1)
     for direction, call, results, restore in calls(library, x):
         different = set()
@@ -76,6 +78,8 @@ def repeated(library, shape, channel):
 
 
 def beside_others(library, shape, channel):
+    import torch
+
     x = inputs(*shape, channel, seed=2)
     for direction, call, results, restore in calls(library, x):
         run(x, call, results, restore)
@@ -97,7 +101,8 @@ def beside_others(library, shape, channel):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", required=True, metavar="PATH", help="librankone.so, built with CUDA")
-    library = Library(parser.parse_args().library, torch.device("cuda"))
+    path = parser.parse_args().library
+    library = needs.library(path, needs.torch_on("cuda").device("cuda"))
     failed = False
     for title, check, shapes in ((f"{CALLS} calls", repeated, SHAPES),
                                  ("beside others", beside_others, ((4, 192, 40, 128), (3, 250, 36, 64), (8, 1, 32, 128)))):

@@ -45,7 +45,8 @@ typedef enum rankone_device { RANKONE_CPU = 0, RANKONE_CUDA = 1 } rankone_device
  * unit for them (AMX); state, triangular solve and sums are float32 in any case. Elsewhere float32.
  */
 typedef enum rankone_precision {
-  RANKONE_PRECISION_AUTOMATIC = 0, /* the fastest of float32-class accuracy: BF16X3 */
+  RANKONE_PRECISION_AUTOMATIC =
+      0, /* the fastest of float32-class accuracy: F32 under per-channel decay, else BF16X3 */
   RANKONE_PRECISION_F32 = 1,
   RANKONE_PRECISION_BF16X3 = 2, /* a high and a low part of bf16, three products */
   RANKONE_PRECISION_BF16 = 3

@@ -11,8 +11,8 @@ bool CpuBackend::accepts(const CallShape& call) const {
   return call.device == Device::cpu && call.dtype == Dtype::f32 && !call.gram;
 }
 
-std::string cpu_kernel(const Context& context, std::int64_t tokens) {
-  const bool tiles = cpu::tiles_take(context, tokens);
+std::string cpu_kernel(const Context& context, std::int64_t tokens, bool channel_decay) {
+  const bool tiles = cpu::tiles_take(context, tokens, channel_decay);
   const char* precision = !tiles                                   ? "f32"
                           : context.precision() == Precision::bf16 ? "bf16"
                                                                    : "bf16x3";

@@ -70,10 +70,11 @@ class HeadTask {
     final_ = StateAt(out.final_state, offset);
   }
 
-  // Continues from `state`, with rows of d_v floats: what came before ended there.
-  void continue_from(const float* state) {
+  // Continues from `state`, with rows of d_v floats: what came before ended there. It may be
+  // written over.
+  void continue_from(float* state) {
     initial_ = StateAt();
-    initial_.wide = const_cast<float*>(state) + column_;  // only read
+    initial_.wide = state + column_;
   }
 
   void run(Index begin, Index end) {
@@ -92,10 +93,13 @@ class HeadTask {
   void read_rows(Index begin, Index end) {
     if (begin == end) {
       no_rows();
-    } else if (begin + 1 == end && (initial_.wide == nullptr || final_.narrow == nullptr)) {
+    } else if (begin + 1 == end) {
       step(begin);
     } else {
-      for (Index first = begin; first < end; first += kSpan) span(first, begin, end);
+      Index first = begin;
+      for (; first + 1 < end; first += kSpan) span(first, begin, end);
+      // A row that is left is a step, as in a call of its own.
+      if (first < end) last_step(first);
     }
   }
 
@@ -260,14 +264,36 @@ class HeadTask {
     return at_.decay;
   }
 
-  // One token, in the caller's memory.
+  // One token, in the caller's memory, or where another kernel left a state.
   void step(Index row) {
     const ChunkRows rows = rows_at(row, 1);
-    kernels().step({rows.q, rows.e, rows.w, rows.v + column_, step_decay(rows),
-                    rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale,
-                    initial_.narrow != nullptr || final_.narrow != nullptr, initial_.data(),
-                    final_.data(), shape_.d_v, out_.o.defined() ? output_row(row) : nullptr,
-                    sizes_.d_k, width_});
+    if (initial_.wide == nullptr || final_.narrow == nullptr) {
+      const bool narrow = initial_.narrow != nullptr || final_.narrow != nullptr;
+      step_on(rows, row, 0, width_, narrow, initial_.data(), final_.data(), shape_.d_v);
+      return;
+    }
+    step_on(rows, row, 0, width_, false, initial_.wide, initial_.wide, shape_.d_v);
+    final_.store(initial_.wide, shape_.d_v, shape_.d_v, sizes_.d_k, width_);
+  }
+
+  // The last token, from the panels of scratch.
+  void last_step(Index row) {
+    const ChunkRows rows = rows_at(row, 1);
+    for (int column = 0; column < width_; column += kPanel) {
+      const int width = std::min(kPanel, width_ - column);
+      float* const state = at_.state + static_cast<Index>(column) * sizes_.d_k;
+      step_on(rows, row, column, width, false, state, final_.defined() ? state : nullptr, kPanel);
+      final_.from(column).store(state, kPanel, shape_.d_v, sizes_.d_k, width);
+    }
+  }
+
+  // Columns [column, column + width) of a token.
+  void step_on(const ChunkRows& rows, Index row, int column, int width, bool narrow,
+               const void* state, void* next, Index state_row) {
+    kernels().step({rows.q, rows.e, rows.w, rows.v + column_ + column, step_decay(rows),
+                    rows.b == nullptr ? 1.0F : *rows.b, sizes_.scale, narrow, state, next,
+                    state_row, out_.o.defined() ? output_row(row) + column : nullptr, sizes_.d_k,
+                    width});
   }
 
   const TwoKeyShape& shape_;
@@ -345,7 +371,8 @@ bool one_task_a_head(const Sequences& sequences, const TwoKey& inputs, int threa
 
 void CpuBackend::two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
                          const TwoKeyOut& out) const {
-  if (cpu::tiles_take(context, sequences.longest())) {
+  const bool channel_decay = shape_of(sequences, inputs).channel_decay;
+  if (cpu::tiles_take(context, sequences.longest(), channel_decay)) {
     cpu::two_key_tiles(context, sequences, inputs, out);
     return;
   }
@@ -357,7 +384,8 @@ void CpuBackend::preconditioned_two_key(Context& context, const Sequences& seque
                                         const Precondition& precondition,
                                         const PreconditionOut& made, const TwoKey& inputs,
                                         const TwoKeyOut& out) const {
-  if (cpu::tiles_take(context, sequences.longest()) ||
+  const bool channel_decay = shape_of(sequences, inputs).channel_decay;
+  if (cpu::tiles_take(context, sequences.longest(), channel_decay) ||
       !cpu::one_task_a_head(sequences, inputs, context.threads().size())) {
     return Backend::preconditioned_two_key(context, sequences, precondition, made, inputs, out);
   }

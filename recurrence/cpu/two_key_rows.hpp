@@ -20,7 +20,8 @@ struct HeadRows {
   Index sequence, head;
   int column, width;
   Index begin, end;
-  const float* state = nullptr;  // [K, V] of d_v columns, before row `begin`; null: the initial one
+  // [K, V] of d_v columns, before row `begin`, may be written over; null: the initial one
+  float* state = nullptr;
 };
 
 Index rows_scratch(const TwoKeySizes& sizes);  // in floats

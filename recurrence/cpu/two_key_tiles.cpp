@@ -170,8 +170,12 @@ Index heads_of(const TwoKeyShape& shape, int threads) {
 
 }  // namespace
 
-bool tiles_take(const Context& context, Index longest) {
-  return context.precision() != Precision::f32 && tile_kernels() != nullptr && longest >= kTileRest;
+bool tiles_take(const Context& context, Index longest, bool channel_decay) {
+  const Precision precision = context.precision();
+  if (precision == Precision::f32 || (precision == Precision::automatic && channel_decay)) {
+    return false;
+  }
+  return tile_kernels() != nullptr && longest >= kTileRest;
 }
 
 void two_key_tiles(Context& context, const Sequences& sequences, const TwoKey& inputs,

@@ -18,7 +18,9 @@ constexpr Index tile_rest(Index length) {
 }
 
 // Whether the context wants tiles, the machine has them, and the longest sequence is long enough.
-bool tiles_take(const Context& context, Index longest);
+// Under per-channel decay the float32 kernels are the faster ones (docs/kernel-notes.md), so there
+// tiles run only where they are asked for by name.
+bool tiles_take(const Context& context, Index longest, bool channel_decay);
 
 // Arguments are those of recurrence::two_key, float32 and validated.
 void two_key_tiles(Context& context, const Sequences& sequences, const TwoKey& inputs,

@@ -155,7 +155,8 @@ void two_key_vjp_chunked(Context& context, const Sequences& sequences, const Two
 
 void CpuBackend::two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,
                              const TwoKeyCotangents& cotangents, const TwoKeyGrads& grads) const {
-  if (cpu::tiles_take(context, sequences.longest())) {
+  const bool channel_decay = shape_of(sequences, inputs).channel_decay;
+  if (cpu::tiles_take(context, sequences.longest(), channel_decay)) {
     cpu::two_key_vjp_tiles(context, sequences, inputs, cotangents, grads);
     return;
   }

@@ -146,6 +146,28 @@ TEST(Bench, TableWritesItsResults) {
   EXPECT_EQ(std::count(missing.text.begin(), missing.text.end(), '\n'), 1) << missing.text;
 }
 
+// -S: a python without torch, whatever is installed.
+TEST(Bench, GpuScriptsSayThatTorchIsMissing) {
+  if (run_command("python3 --version").status != 0) GTEST_SKIP() << "no python3";
+  for (const std::string name : {"compare.py", "repeat.py", "offsets.py"}) {
+    const std::string script = "python3 -S -B " + (source_dir() / "bench/gpu" / name).string();
+    const Outcome outcome = run_command(script + " --library none.so");
+    EXPECT_EQ(outcome.status, 2) << outcome.text;
+    EXPECT_EQ(outcome.text.find(name + ": this python has no torch"), 0U) << outcome.text;
+    EXPECT_EQ(std::count(outcome.text.begin(), outcome.text.end(), '\n'), 1) << outcome.text;
+    EXPECT_EQ(run_command(script + " --help").status, 0);
+  }
+}
+
+TEST(Bench, AnInstructionSetThatIsNoneIsRefused) {
+  const std::string verb = binary().string() + " bench decode --mixer gdn --shape 1x1x1x16x16";
+  const Outcome outcome = run_command("RANKONE_ISA=avx3 " + verb);
+  EXPECT_EQ(outcome.status, 2) << outcome.text;
+  EXPECT_EQ(outcome.text,
+            "rankone: [isa] RANKONE_ISA is 'avx3' (baseline, avx2, avx512 or amx-emulated)\n");
+  EXPECT_EQ(run_command("RANKONE_ISA= " + verb).status, 0);
+}
+
 TEST(Bench, BadUsageIsOneLineAndStatus2) {
   const std::string shape = " --shape 1x64x1x16x16";
   for (const std::string& arguments :

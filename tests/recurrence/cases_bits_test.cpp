@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/isa.hpp"
 #include "recurrence/backend.hpp"
 #include "tests/cases/cases.hpp"
 #include "tests/cases/compare.hpp"
@@ -30,7 +31,15 @@ struct Results {
 
 Results empty_results(const Inputs& inputs) { return {make_out(inputs), make_grads(inputs)}; }
 
-Context cpu_context(int threads) { return Context({.threads = threads, .backends = {"cpu"}}); }
+Context cpu_context(int threads, Precision precision = Precision::automatic) {
+  return Context({.threads = threads, .precision = precision, .backends = {"cpu"}});
+}
+
+// The kernels that this process may run.
+std::vector<Precision> precisions() {
+  if (tile_unit() == TileUnit::none) return {Precision::f32};
+  return {Precision::f32, Precision::bf16x3, Precision::bf16};
+}
 
 Results run(Context& context, const Inputs& inputs) {
   const Results results = empty_results(inputs);
@@ -138,18 +147,20 @@ class Bits : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Bits, AnyThreadsAndAnyScratch) {
-  Context one = cpu_context(1);
-  const Results first = run(one, inputs_);
-  for (const int threads : {1, 2, 3, 4}) {
-    Context context = cpu_context(threads);
-    plan(context, inputs_);
-    const std::size_t planned = context.arena().capacity();
-    for (const int byte : {0xff, 0x7f}) {  // NaN, and 3.4e38
-      poison(context, byte);
-      expect_same(run(context, inputs_), first);
+  for (const Precision precision : precisions()) {
+    Context one = cpu_context(1, precision);
+    const Results first = run(one, inputs_);
+    for (const int threads : {1, 2, 3, 4}) {
+      Context context = cpu_context(threads, precision);
+      plan(context, inputs_);
+      const std::size_t planned = context.arena().capacity();
+      for (const int byte : {0xff, 0x7f}) {  // NaN, and 3.4e38
+        poison(context, byte);
+        expect_same(run(context, inputs_), first);
+      }
+      EXPECT_EQ(context.arena().capacity(), planned) << "more scratch than the planning pass saw";
+      if (HasFailure()) return;
     }
-    EXPECT_EQ(context.arena().capacity(), planned) << "more scratch than the planning pass saw";
-    if (HasFailure()) return;
   }
 }
 
@@ -225,26 +236,24 @@ Results part_of(const Results& whole, std::int64_t sequence, std::int64_t begin,
 }
 
 TEST_P(Bits, EverySequenceAsIfAlone) {
-  Context context = cpu_context(2);
-  const Results together = run(context, inputs_);
-  const std::int64_t count = std::min<std::int64_t>(inputs_.sequences.count(), 50);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t begin = inputs_.sequences.begin(i), end = inputs_.sequences.end(i);
-    expect_same(run(context, piece(inputs_, i, begin, end)), part_of(together, i, begin, end));
-    if (HasFailure()) return;
+  for (const Precision precision : precisions()) {
+    Context context = cpu_context(2, precision);
+    const Results together = run(context, inputs_);
+    const std::int64_t count = std::min<std::int64_t>(inputs_.sequences.count(), 50);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t begin = inputs_.sequences.begin(i), end = inputs_.sequences.end(i);
+      expect_same(run(context, piece(inputs_, i, begin, end)), part_of(together, i, begin, end));
+      if (HasFailure()) return;
+    }
   }
 }
 
-TEST_P(Bits, CutAtAChunkAsIfWhole) {
-  Context context = cpu_context(1);
-  const std::int64_t begin = inputs_.sequences.count() > 0 ? inputs_.sequences.begin(0) : 0;
-  const std::int64_t end = inputs_.sequences.count() > 0 ? inputs_.sequences.end(0) : 0;
-  // What follows the cut must be long enough for chunks: a few tokens alone take the step path.
-  if (end - begin < kChunk + 4) return;
-  const Inputs whole = piece(inputs_, 0, begin, end);
-  const Results expected = run(context, whole);
-  Inputs first = piece(whole, 0, 0, kChunk);
-  Inputs second = piece(whole, 0, kChunk, end - begin);
+// One sequence in two calls, the state and its gradient handed over, against one call.
+void expect_cut_as_whole(Context& context, const Inputs& whole, const Results& expected,
+                         std::int64_t cut) {
+  const std::int64_t end = whole.sequences.rows();
+  Inputs first = piece(whole, 0, 0, cut);
+  Inputs second = piece(whole, 0, cut, end);
   Results left = empty_results(first);
   Results right = empty_results(second);
   recurrence::two_key(context, first.sequences, first.two_key, left.out);
@@ -256,12 +265,48 @@ TEST_P(Bits, CutAtAChunkAsIfWhole) {
   first.cotangents.final_state = right.grads.initial_state;
   recurrence::two_key_vjp(context, first.sequences, first.two_key, first.cotangents, left.grads);
 
-  const Results head = part_of(expected, 0, 0, kChunk);
-  const Results tail = part_of(expected, 0, kChunk, end - begin);
+  const Results head = part_of(expected, 0, 0, cut);
+  const Results tail = part_of(expected, 0, cut, end);
   left.out.final_state = head.out.final_state;  // of the cut, which the whole run never shows
   right.grads.initial_state = tail.grads.initial_state;
   expect_same(left, head);
   expect_same(right, tail);
+}
+
+TEST_P(Bits, CutAtAChunkAsIfWhole) {
+  if (inputs_.sequences.count() == 0) return;
+  const Inputs whole = piece(inputs_, 0, inputs_.sequences.begin(0), inputs_.sequences.end(0));
+  const std::int64_t end = whole.sequences.rows();
+  for (const Precision precision : precisions()) {
+    if (end <= kChunk) return;
+    Context context = cpu_context(1, precision);
+    const Results expected = run(context, whole);
+    expect_cut_as_whole(context, whole, expected, kChunk);
+    const std::int64_t last = (end - 1) / kChunk * kChunk;
+    if (last > kChunk) expect_cut_as_whole(context, whole, expected, last);
+    if (HasFailure()) return;
+  }
+}
+
+// Every number of rows behind the last chunk: which kernels take them does not depend on the cut.
+TEST(BitsOfACut, AnyRestAsIfWhole) {
+  for (const GateShape gate : {GateShape::none, GateShape::scalar, GateShape::channel}) {
+    for (const std::int64_t rest : {1, 2, 3, 31, 32, 33, 63, 64}) {
+      for (const std::int64_t d_v : {40, 3}) {
+        Case c{.name = "cut", .gate = gate, .time = 2 * kChunk + rest, .d_k = 24, .d_v = d_v};
+        c.value_heads = 2;
+        const Inputs inputs = make_inputs(c);
+        for (const Precision precision : precisions()) {
+          SCOPED_TRACE(std::to_string(rest) + " rows, precision " +
+                       std::to_string(static_cast<int>(precision)));
+          Context context = cpu_context(1, precision);
+          const Results expected = run(context, inputs);
+          expect_cut_as_whole(context, inputs, expected, kChunk);
+          expect_cut_as_whole(context, inputs, expected, 2 * kChunk);
+        }
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoKey, Bits, testing::ValuesIn(cases()),

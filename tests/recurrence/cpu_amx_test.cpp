@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/isa.hpp"
@@ -198,6 +200,36 @@ TEST(CpuTiles, EndsOfTheRangeAgree) {
   }
 }
 
+// A lower triangle as a left operand of three parts, and the sum of its squares.
+TEST(CpuTiles, LowerHasItsPartsAndSquares) {
+  Random random(16);
+  const Tensor square = normal({64, 64}, random);
+  for (const Unit& unit : units()) {
+    for (const int n : {64, 37}) {
+      Tiles tiles(4, 2, 3);
+      float squares = 0;
+      unit.kernels->lower({.from = square.data<float>(),
+                           .from_row = 64,
+                           .n = n,
+                           .factor = 0.5F,
+                           .tiles = tiles.matrix,
+                           .squares = &squares});
+      double expected = 0;
+      for (int i = 0; i < 64; ++i) {
+        if (i >= (n + 31) / 32 * 32) continue;
+        for (int j = 0; j < (n + 31) / 32 * 32; ++j) {
+          const float value = i < n && j < i ? 0.5F * square.data<float>()[i * 64 + j] : 0.0F;
+          double sum = 0;
+          for (int p = 0; p < 3; ++p) sum += tiles.row_value(i, j, p);
+          ASSERT_EQ(sum, value) << unit.name << " " << i << " " << j;
+          expected += static_cast<double>(value) * value;
+        }
+      }
+      EXPECT_NEAR(squares, expected, 1e-5 * expected) << unit.name;
+    }
+  }
+}
+
 TEST(CpuTiles, AmxIsTestedWhereItIs) {
   if (tile_unit() != TileUnit::amx) {
     GTEST_SKIP() << "no AMX on this machine, or RANKONE_ISA is set: only the emulation is tested";
@@ -352,6 +384,33 @@ class TileBounds : public testing::Test {
                     relative_error(out.final_state, expected.final_state));
   }
 };
+
+// `auto` is bf16x3, but float32 under per-channel decay; what is asked for by name is done.
+TEST_F(TileBounds, AutoIsTheFasterOne) {
+  for (const GateShape gate : {GateShape::none, GateShape::scalar, GateShape::channel}) {
+    Case c{.name = "auto", .gate = gate, .time = 130};
+    const Inputs inputs = make_inputs(c);
+    const auto run = [&](Precision precision) {
+      Context context({.threads = 1, .precision = precision, .backends = {"cpu"}});
+      const TwoKeyOut out = make_out(inputs);
+      recurrence::two_key(context, inputs.sequences, inputs.two_key, out);
+      const TwoKeyGrads grads = make_grads(inputs);
+      recurrence::two_key_vjp(context, inputs.sequences, inputs.two_key, inputs.cotangents, grads);
+      return std::pair(out.o, grads.w);
+    };
+    const bool channel = gate == GateShape::channel;
+    const auto [o, dw] = run(Precision::automatic);
+    const auto [expected_o, expected_dw] = run(channel ? Precision::f32 : Precision::bf16x3);
+    EXPECT_TRUE(same_bits("o", o, expected_o));
+    EXPECT_TRUE(same_bits("dw", dw, expected_dw));
+    const auto [other_o, other_dw] = run(channel ? Precision::bf16x3 : Precision::f32);
+    EXPECT_FALSE(same_bits("o", o, other_o));
+    EXPECT_FALSE(same_bits("dw", dw, other_dw));
+    Context automatic({.threads = 1, .backends = {"cpu"}});
+    const std::string kernel = recurrence::cpu_kernel(automatic, c.time, channel);
+    EXPECT_EQ(kernel.substr(kernel.rfind('-') + 1), channel ? "f32" : "bf16x3");
+  }
+}
 
 // Without decay nothing is forgotten, so what is ill-conditioned shows.
 TEST_F(TileBounds, OverFourThousandTokens) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "apps/golden_ops.hpp"
+#include "core/isa.hpp"
 #include "support/paths.hpp"
 #include "support/recurrence_support.hpp"
 
@@ -13,8 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace rankone::apps;
 
-int check_folder(const fs::path& folder, const char* backend, Dtype dtype) {
-  Context context = make_context(backend, 2);
+int check_folder(const fs::path& folder, Context& context, Dtype dtype) {
   int files = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".safetensors") continue;
@@ -37,17 +37,29 @@ class GoldenOps : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(GoldenOps, SmallSetAgrees) {
-  EXPECT_EQ(check_folder(source_dir() / "tests/data/golden_ops", GetParam(), dtype()), 17);
+  Context context = make_context(GetParam(), 2);
+  EXPECT_EQ(check_folder(source_dir() / "tests/data/golden_ops", context, dtype()), 17);
 }
 
 TEST_P(GoldenOps, FullSetAgrees) {
   const fs::path folder = shared_dir() / "golden/ops";
   if (!fs::exists(folder)) GTEST_SKIP() << folder << " is not here";
-  EXPECT_GE(check_folder(folder, GetParam(), dtype()), 74);
+  Context context = make_context(GetParam(), 2);
+  EXPECT_GE(check_folder(folder, context, dtype()), 74);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, GoldenOps, testing::Values("reference", "cpu"),
                          [](const auto& suite) { return std::string(suite.param); });
+
+// Asked for by name, so that files with per-channel decay run on tiles too.
+TEST(GoldenOpsOnTiles, BothSetsAgree) {
+  if (tile_unit() == TileUnit::none) GTEST_SKIP() << "no tile unit (RANKONE_ISA=amx-emulated)";
+  Context context({.threads = 2, .precision = Precision::bf16x3, .backends = {"cpu"}});
+  EXPECT_EQ(check_folder(source_dir() / "tests/data/golden_ops", context, Dtype::f32), 17);
+  const fs::path folder = shared_dir() / "golden/ops";
+  if (!fs::exists(folder)) GTEST_SKIP() << folder << " is not here";
+  EXPECT_GE(check_folder(folder, context, Dtype::f32), 74);
+}
 
 // The comparison itself must see what is wrong.
 TEST(GoldenComparison, SeesErrors) {
