@@ -1,6 +1,6 @@
 /* Decode with the delta rule on a GPU through the C interface: tensors in memory of the CUDA
- * runtime, the workspace asked for and allocated once, the state updated in place step by step on a
- * stream.
+ * runtime, the workspace asked for and allocated once, the state, in bf16, updated in place step by
+ * step on a stream.
  *
  *   nvcc -x c delta_cuda.c $(pkg-config --cflags --libs rankone) -o delta_cuda && ./delta_cuda
  */
@@ -53,7 +53,10 @@ int main(void) {
   const int64_t keys[3] = {kBatch, kHeads, kKey}, values[3] = {kBatch, kHeads, kValue};
   const int64_t gates[2] = {kBatch, kHeads}, states[4] = {kBatch, kHeads, kKey, kValue};
   float* k = on_gpu(kBatch * kHeads * kKey, 2, 0.2f);
-  float* state = on_gpu(kBatch * kHeads * kKey * kValue, 6, 0.0f);
+  const size_t state_bytes = (size_t)kBatch * kHeads * kKey * kValue * 2;
+  void* state = NULL;
+  check_cuda(cudaMalloc(&state, state_bytes));
+  check_cuda(cudaMemset(state, 0, state_bytes));
   float* o = on_gpu(kBatch * kHeads * kValue, 7, 0.0f);
   float* q = on_gpu(kBatch * kHeads * kKey, 1, 0.2f);
   float* v = on_gpu(kBatch * kHeads * kValue, 3, 1.0f);
@@ -64,20 +67,19 @@ int main(void) {
       .w = rankone_row_major(k, RANKONE_F32, 3, keys),
       .v = rankone_row_major(v, RANKONE_F32, 3, values),
       .b = rankone_row_major(b, RANKONE_F32, 2, gates),
-      .initial_state = rankone_row_major(state, RANKONE_F32, 4, states),
+      .initial_state = rankone_row_major(state, RANKONE_BF16, 4, states),
       .scale = 0.125};
-  const rankone_two_key_outputs out = {.o = rankone_row_major(o, RANKONE_F32, 3, values),
-                                       .final_state = in.initial_state};
+  const rankone_tensor out = rankone_row_major(o, RANKONE_F32, 3, values);
   rankone_sequences* step = NULL;
   check(rankone_sequences_dense(context, kBatch, 1, &step));
 
   size_t bytes = 0;
   rankone_call how = {.stream = stream, .query = &bytes};
-  check(rankone_two_key(context, step, &in, &out, &how));
+  check(rankone_two_key_step(context, step, &in, &out, &how));
   how.query = NULL;
   how.workspace_bytes = bytes;
   if (bytes > 0) check_cuda(cudaMalloc(&how.workspace, bytes));
-  for (int t = 0; t < kSteps; ++t) check(rankone_two_key(context, step, &in, &out, &how));
+  for (int t = 0; t < kSteps; ++t) check(rankone_two_key_step(context, step, &in, &out, &how));
 
   float result[kBatch * kHeads * kValue];
   check_cuda(cudaMemcpyAsync(result, o, sizeof result, cudaMemcpyDeviceToHost, stream));

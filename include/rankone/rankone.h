@@ -89,9 +89,10 @@ typedef struct rankone_options {
 
 /* On CUDA (compute capability 8.0 or above) tensors and workspace are memory of that GPU,
  * row-major, and start at a multiple of 16 bytes where the size of a row is one; dtypes are F32,
- * BF16 and F16, states F32. A call puts its work on the stream and returns; nothing waits or
- * allocates, so a call can be captured in a CUDA graph, which is then bound to the sequences and
- * the workspace. A call that is refused leaves nothing on the stream and no CUDA error behind. */
+ * BF16 and F16, states F32, or BF16 where no sequence has more than 8 rows. A call puts its work on
+ * the stream and returns; nothing waits or allocates, so a call can be captured in a CUDA graph,
+ * which is then bound to the sequences and the workspace. A call that is refused leaves nothing on
+ * the stream and no CUDA error behind. */
 
 /* A context serves one thread at a time. Contexts with a pool of their own (threads > 0) work side
  * by side; those that share the default pool take turns. */

@@ -1,9 +1,13 @@
-// The decode step where two_key() does not reach it: states stored as bf16, updated in place; and
-// a call beside its neighbours.
+// The decode step: states stored as float32 and bf16, updated in place, by its kernel and through
+// the recurrence; and a call beside its neighbours.
 
 #include "recurrence/cuda/step.hpp"
 
+#include <cstring>
+
 #include "core/device.hpp"
+#include "core/status.hpp"
+#include "formats.hpp"
 #include "recurrence/cuda/convert.hpp"
 #include "support.hpp"
 #include "tests/cases/cases.hpp"
@@ -72,6 +76,13 @@ Decoded decode(const Inputs& inputs, Dtype dtype, std::uint64_t order) {
   return {to_host(o, context), to_host(state, context)};
 }
 
+// Full of NaN, like `tensor`.
+Tensor in_nan(const Tensor& tensor) {
+  const Tensor result = Tensor::empty(tensor.shape(), tensor.dtype());
+  std::memset(result.raw(), 0xff, result.bytes());
+  return result;
+}
+
 TEST(Step, UpdatesStatesOfBothDtypesInPlace) {
   RANKONE_NEEDS_CUDA();
   Context reference({.threads = 1, .backends = {"reference"}});
@@ -91,6 +102,77 @@ TEST(Step, UpdatesStatesOfBothDtypesInPlace) {
       EXPECT_TRUE(same_bits("o", again.o, result.o));
       EXPECT_TRUE(same_bits("state", again.state, result.state));
     }
+  }
+}
+
+// Through the recurrence, as a caller has it (guards around every tensor, results full of NaN
+// before, host_calls.hpp): 1 to 8 rows with bf16 states, in place and apart.
+TEST(Step, NarrowStatesAreRoundedAtTheEndAndNowhereElse) {
+  RANKONE_NEEDS_CUDA();
+  Context context = host_context();
+  for (std::int64_t time = 1; time <= 8; ++time) {
+    for (const Dtype format : kFormats) {
+      const bool channel = time % 2 == 0;
+      const Case c{.name = "narrow",
+                   .gate = channel ? GateShape::channel : GateShape::scalar,
+                   .batch = 3,
+                   .time = time,
+                   .heads = 2,
+                   .value_heads = time % 3 == 0 ? 4 : 2,
+                   .d_k = 64,
+                   .d_v = time < 5 ? 128 : 40};
+      SCOPED_TRACE(std::to_string(time) + " rows, " + std::string(name(format)));
+      Inputs whole = in_format(make_inputs(c), format, Dtype::f32);
+      Inputs narrow = whole;
+      narrow.two_key.initial_state = whole.two_key.initial_state.to(Dtype::bf16);
+      whole.two_key.initial_state = narrow.two_key.initial_state.to(Dtype::f32);
+      const recurrence::TwoKeyOut expected = make_out(whole);
+      recurrence::two_key(context, whole.sequences, whole.two_key, expected);
+      const Tensor state = expected.final_state.to(Dtype::bf16);
+
+      const recurrence::TwoKeyOut apart{make_out(narrow).o, in_nan(state)};
+      recurrence::two_key(context, narrow.sequences, narrow.two_key, apart);
+      EXPECT_TRUE(same_bits("o", apart.o, expected.o));
+      EXPECT_TRUE(same_bits("final_state", apart.final_state, state));
+
+      recurrence::TwoKey in = narrow.two_key;
+      in.initial_state = in.initial_state.clone();
+      const recurrence::TwoKeyOut in_place{make_out(narrow).o, in.initial_state};
+      recurrence::two_key(context, narrow.sequences, in, in_place);
+      EXPECT_TRUE(same_bits("o", in_place.o, expected.o));
+      EXPECT_TRUE(same_bits("state", in_place.final_state, state));
+
+      // Each sequence alone.
+      for (std::int64_t i = 0; i < c.batch; ++i) {
+        const auto rows = [&](const Tensor& tensor) {
+          return tensor.defined() ? tensor.slice(0, i * time, (i + 1) * time).clone() : tensor;
+        };
+        recurrence::TwoKey one{rows(in.q), rows(in.e), rows(in.w), rows(in.v),
+                               rows(in.g), rows(in.b), {},         in.scale};
+        if (in.e.raw() == in.w.raw()) one.e = one.w;
+        one.initial_state = narrow.two_key.initial_state.slice(0, i, i + 1).clone();
+        const recurrence::TwoKeyOut alone{in_nan(rows(apart.o)), one.initial_state};
+        recurrence::two_key(context, Sequences::dense(1, time), one, alone);
+        EXPECT_TRUE(same_bits("o alone", alone.o, rows(apart.o)));
+        EXPECT_TRUE(same_bits("state alone", alone.final_state, state.slice(0, i, i + 1).clone()));
+      }
+    }
+  }
+}
+
+TEST(Step, LongerSequencesWithNarrowStatesAreRefused) {
+  RANKONE_NEEDS_CUDA();
+  Context context = host_context();
+  Inputs inputs = make_inputs({.name = "long", .time = 9});
+  inputs.two_key.initial_state = inputs.two_key.initial_state.to(Dtype::bf16);
+  const recurrence::TwoKeyOut out{make_out(inputs).o, in_nan(inputs.two_key.initial_state)};
+  try {
+    recurrence::two_key(context, inputs.sequences, inputs.two_key, out);
+    FAIL() << "it ran";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::unsupported);
+    EXPECT_STREQ(error.what(),
+                 "[two_key] the states are bf16 and a sequence has 9 rows (on cuda at most 8)");
   }
 }
 

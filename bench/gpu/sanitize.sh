@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The four tools of compute-sanitizer over a part of the CUDA tests that has every kernel once: both
+# paths of the chunk kernels with every kind of decay and key, marked chunks, split and narrow scans,
+# token kernels, and the operators around the recurrence.
+#
+#     bench/gpu/sanitize.sh BUILD/tests/cuda/rankone_cuda_test [TOOL ...]
+#
+# Prints one line per tool and path and, where a tool finds something, the first of it.
+set -u
+test=$1
+shift
+tools=("$@")
+[ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck synccheck)
+
+cases=
+for name in packed_bf16 packed_f16 packed_f32 packed_channel_bf16 packed_channel_f16 packed_channel_f32 \
+  width_128_bf16 width_128_channel_bf16 width_256_bf16 width_256_scalar_bf16 width_48_bf16 \
+  grouped_2_f16 grouped_2_bf16 grouped_8_channel_bf16 none_bf16 two_keys_none_bf16 two_keys_scalar_bf16 \
+  two_keys_channel_bf16 two_keys_channel_f16 additive_none_bf16 additive_scalar_bf16 additive_channel_f16 \
+  gain_up_to_two_bf16 correlated_near_two_bf16 t7_minus_5_short_f16 width_7_by_3_bf16; do
+  cases=$cases:*CudaCases*/$name
+done
+others=Step.*:ChunkSplit.*:ChunkNarrow*.*:Cluster.*:CudaRows.*:CudaMesaEdges.*:CudaLonghornEdges.*
+others=$others:CudaPreconditionEdges.*:CudaGainEdges.*
+for suite in CudaLonghorn CudaMesa CudaPrecondition CudaDecay CudaGain; do
+  others=$others:Settings/$suite.*/0:Settings/$suite.*/3:Settings/$suite.*/5:Settings/$suite.*/8
+done
+
+failed=0
+for tool in "${tools[@]}"; do
+  for path in sm90a mma; do
+    filter=${cases#:}
+    [ $path = sm90a ] && filter=$filter:$others
+    log=$(mktemp)
+    start=$(date +%s.%N)
+    RANKONE_CUDA_PATH=$path compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+      "$test" --gtest_brief=1 --gtest_filter="$filter" >"$log" 2>&1
+    status=$?
+    seconds=$(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $start }")
+    echo "$tool, $path: status $status, $seconds s; $(grep -o '[0-9]* tests from .* ran' "$log" | tail -1);" \
+      "$(grep -E 'SUMMARY' "$log" | tail -1 | sed 's/=*//')"
+    if [ $status -ne 0 ]; then
+      failed=1
+      grep -v '^Running main' "$log" | head -40
+    fi
+    rm -f "$log"
+  done
+done
+exit $failed
