@@ -59,6 +59,14 @@ void HeadScan::rows(Index first, int count, float* out, Index out_row) {
 
 void HeadScan::finish(const PreconditionOut& out) { store_state(out.final, at_.state); }
 
+void HeadScan::fetch_gates(Index first, int count) const {
+  for (const Tensor* gates : {&in_.g, &in_.b}) {
+    if (!gates->defined()) continue;
+    const float* from = gates->data<float>() + first * shape_.heads + head_;
+    for (int i = 0; i < count; ++i) __builtin_prefetch(from + i * shape_.heads, 0, 2);
+  }
+}
+
 void HeadScan::forward(Index begin, Index end, const PreconditionOut& out) {
   this->begin();
   for (Index first = begin; first < end; first += kChunk) {

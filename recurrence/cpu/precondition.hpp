@@ -35,6 +35,8 @@ class HeadScan {
   void begin();
   void rows(Index first, int count, float* out, Index out_row);
   void finish(const PreconditionOut& out);
+  // Brings the gates of rows that will be wanted nearer: every row has lines of its own.
+  void fetch_gates(Index first, int count) const;
   Index key_at(Index row) const { return row * key_row_ + head_ * shape_.d_k; }
   Index key_row() const { return key_row_; }
 

@@ -184,6 +184,7 @@ class HeadTask {
       if (k != rows.w && k != rows.e && k != rows.q) list(k, rows.key_row, sizes_.d_k);
       const Tensor& wanted = keys_->out.out;
       if (wanted.defined()) list(wanted.data<float>() + key, rows.key_row, sizes_.d_k);
+      scan_->fetch_gates(first, n);
     }
     list(rows.w, rows.key_row, sizes_.d_k);
     if (rows.e != rows.w) list(rows.e, rows.key_row, sizes_.d_k);

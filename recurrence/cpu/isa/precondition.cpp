@@ -22,6 +22,10 @@ template <int N>
 struct Pack {
   Vec v[N];
 };
+template <int N>
+constexpr Int<N> size_of(const Pack<N>& /*like*/) {
+  return {};
+}
 template <int N, class Operation>
 RANKONE_INLINE Pack<N> each_of(const Pack<N>& a, const Operation operation) {
   Pack<N> result;
@@ -55,54 +59,71 @@ RANKONE_INLINE Pack<N> multiply_add(const Pack<N>& a, const Pack<N>& b, const Pa
 constexpr __mmask16 kAll = 0xffff;
 #endif
 
-// 1 + |r|
-template <int N>
-RANKONE_INLINE Pack<N> range_of(const Pack<N>& r) {
-  return each_of(r, [](Vec x) {
-    return splat(1.0F) + reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & 0x7fffffff);
-  });
-}
-
-// log(x) - center for x > 0, absolute error at most 1.5e-7 (1 + |log x|): the factor, which is
-// x^(-r / (1 + |r|)), does not see more.
+// log(x) - center for x > 0 in two steps, in units of 1 / kUnit; absolute error at most
+// 1.5e-7 (1 + |log x|): the factor, which is x^(-r / (1 + |r|)), does not see more.
 class ShiftedLog {
  public:
 #if defined(__AVX512F__)
+  static constexpr float kUnit = 1.44269504F;  // binary logarithms: exponents come as they are
+  template <int N>
+  struct Parts {
+    Pack<N> mantissa, exponent;
+  };
+
+  // x = 2^n m with m in [1, 2); a sixteenth of that interval has its middle c and log m =
+  // log c + log(1 + r), |r| = |m / c - 1| < 1/32.
   explicit ShiftedLog(float center) {
-    // x = 2^n m with m in [1, 2); a sixteenth of that interval has its middle c and log m =
-    // log c + log(1 + r), |r| = |m / c - 1| < 1/32.
+    constexpr float kLogs[kLanes] = {0.0443941194F, 0.129283017F, 0.209453366F, 0.285402219F,
+                                     0.357552005F,  0.426264755F, 0.491853096F, 0.554588852F,
+                                     0.614709844F,  0.672425342F, 0.727920455F, 0.781359714F,
+                                     0.832890014F,  0.882643049F, 0.930737338F, 0.977279923F};
     for (int i = 0; i < kLanes; ++i) {
       inverse_[i] = 1.0F / (1.0F + (static_cast<float>(i) + 0.5F) / static_cast<float>(kLanes));
+      shifted_[i] = kLogs[i];
     }
-    shifted_ = -vlog(inverse_) - splat(center);
+    shifted_ -= splat(kUnit * center);
   }
   template <int N>
-  RANKONE_INLINE Pack<N> operator()(const Pack<N>& x) const {
-    const Pack<N> m = each_of(x, [](Vec value) {
-      return Vec(_mm512_maskz_getmant_ps(kAll, value, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_nan));
-    });
-    const Pack<N> exponent =
-        each_of(x, [](Vec value) { return Vec(_mm512_maskz_getexp_ps(kAll, value)); });
+  RANKONE_INLINE Parts<N> split(const Pack<N>& x) const {
+    return {each_of(x,
+                    [](Vec value) {
+                      return Vec(_mm512_maskz_getmant_ps(kAll, value, _MM_MANT_NORM_1_2,
+                                                         _MM_MANT_SIGN_nan));
+                    }),
+            each_of(x, [](Vec value) { return Vec(_mm512_maskz_getexp_ps(kAll, value)); })};
+  }
+  template <int N>
+  RANKONE_INLINE Pack<N> join(const Parts<N>& x) const {
     // The low four bits of an index count.
     const auto entry = [](Vec mantissa, Vec table) {
       const __m512i at = _mm512_maskz_srli_epi32(kAll, _mm512_castps_si512(mantissa), 19);
       return Vec(_mm512_maskz_permutexvar_ps(kAll, at, table));
     };
-    const Pack<N> r = each_of(m, [&](Vec y) { return y * entry(y, inverse_) - splat(1.0F); });
-    const Pack<N> base = each_of(
-        exponent, m, [&](Vec n, Vec y) { return n * splat(0.693147181F) + entry(y, shifted_); });
+    const Pack<N> r =
+        each_of(x.mantissa, [&](Vec m) { return m * entry(m, inverse_) - splat(1.0F); });
+    const Pack<N> base =
+        each_of(x.exponent, x.mantissa, [&](Vec n, Vec m) { return n + entry(m, shifted_); });
     // log(1 + r) on |r| < 1/32 within 3.7e-8 |r|.
-    const Pack<N> p =
-        each_of(r, [](Vec y) { return splat(3.335931443e-1F) * y + splat(-5.001902330e-1F); });
-    return multiply_add(multiply_add(p, r, splat(9.999999302e-1F)), r, base);
+    const Pack<N> p = each_of(r, [](Vec y) {
+      return splat(kUnit * 3.335931443e-1F) * y + splat(kUnit * -5.001902330e-1F);
+    });
+    return multiply_add(multiply_add(p, r, splat(kUnit * 9.999999302e-1F)), r, base);
   }
 
  private:
   Vec inverse_{}, shifted_{};
 #else
+  static constexpr float kUnit = 1.0F;
+  template <int N>
+  using Parts = Pack<N>;
+
   explicit ShiftedLog(float center) : center_(splat(center)) {}
   template <int N>
-  RANKONE_INLINE Pack<N> operator()(const Pack<N>& x) const {
+  RANKONE_INLINE Parts<N> split(const Pack<N>& x) const {
+    return x;
+  }
+  template <int N>
+  RANKONE_INLINE Pack<N> join(const Parts<N>& x) const {
     return each_of(x, [this](Vec value) { return vlog(value) - center_; });
   }
 
@@ -110,6 +131,15 @@ class ShiftedLog {
   Vec center_;
 #endif
 };
+
+// 1 + |r| in the units of the logarithm.
+template <int N>
+RANKONE_INLINE Pack<N> range_of(const Pack<N>& r) {
+  return each_of(r, [](Vec x) {
+    return splat(ShiftedLog::kUnit) +
+           reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & 0x7fffffff);
+  });
+}
 
 // e^y target for y = rate s, |y| <= kSmall, within 1.2 ulp.
 inline constexpr float kSmall = 0.5F;
@@ -152,16 +182,26 @@ struct Factor {
   Pack<N> d_parameter;
 };
 
-// r = log(A + eps) - center, factor = x^(-r / (1 + |r|)).
+// r = log(A + eps) - center, factor = x^(-r / (1 + |r|)), in three steps.
 template <class Exp>
 class Atk {
  public:
   explicit Atk(const PreconditionScan& s)
-      : log_(s.center), exp_(-s.log_x), eps_(splat(s.eps)), rate_(splat(-s.log_x)) {}
+      : log_(s.center),
+        exp_(-s.log_x),
+        eps_(splat(s.eps)),
+        rate_(splat(-s.log_x * ShiftedLog::kUnit * ShiftedLog::kUnit)) {}
   template <int N>
-  RANKONE_INLINE Pack<N> apply(const Pack<N>& state, const Pack<N>& target,
-                               const float* /*ridge*/) const {
-    const Pack<N> r = log_(shifted(state));
+  RANKONE_INLINE auto begin(const Pack<N>& state) const {
+    return log_.split(shifted(state));
+  }
+  template <class Parts>
+  RANKONE_INLINE auto middle(const Parts& parts) const {
+    return log_.join(parts);
+  }
+  template <int N>
+  RANKONE_INLINE Pack<N> end(const Pack<N>& r, const Pack<N>& target,
+                             const float* /*ridge*/) const {
     // The divider works while the multipliers, which a reciprocal by Newton's steps would load
     // further, do the rest.
     return exp_.times(each_of(r, range_of(r), [](Vec x, Vec y) { return x / y; }), target);
@@ -169,7 +209,7 @@ class Atk {
   template <int N>
   RANKONE_INLINE Factor<N> derivative(const Pack<N>& state, const float* /*ridge*/) const {
     const Pack<N> x = shifted(state);
-    const Pack<N> r = log_(x);
+    const Pack<N> r = log_.join(log_.split(x));
     const Pack<N> range = range_of(r);
     // 1 / x and 1 / range from one division.
     const Pack<N> both = each_of(x, range, [](Vec a, Vec b) { return splat(1.0F) / (a * b); });
@@ -191,15 +231,23 @@ class Atk {
 
   ShiftedLog log_;
   Exp exp_;
-  Vec eps_, rate_;
+  Vec eps_, rate_;  // the rate of d_r: a derivative by r / (1 + |r|) brings 1 / (1 + |r|)^2
 };
 
 // factor = 1 / (A + ridge).
 struct Atq {
   explicit Atq(const PreconditionScan& /*s*/) {}
   template <int N>
-  RANKONE_INLINE Pack<N> apply(const Pack<N>& state, const Pack<N>& target,
-                               const float* ridge) const {
+  RANKONE_INLINE Pack<N> begin(const Pack<N>& state) const {
+    return state;
+  }
+  template <int N>
+  RANKONE_INLINE Pack<N> middle(const Pack<N>& state) const {
+    return state;
+  }
+  template <int N>
+  RANKONE_INLINE Pack<N> end(const Pack<N>& state, const Pack<N>& target,
+                             const float* ridge) const {
     Pack<N> result;
     for (int i = 0; i < N; ++i) result.v[i] = target.v[i] / (state.v[i] + load(ridge + i * kLanes));
     return result;
@@ -255,37 +303,6 @@ inline constexpr int kStates = 4;
 inline constexpr int kStates = 2;
 #endif
 
-template <int N, class Access, class Each>
-RANKONE_INLINE void scan_block(const PreconditionScan& s, const Access access, int first,
-                               Each&& each) {
-  Pack<N> state;
-  for (int i = 0; i < N; ++i) state.v[i] = load(s.state + first + i * kLanes);
-  const float *k = s.k + first, *decays = s.decay, *gains = s.gain;
-  const int rows = s.n;
-  const Index k_row = s.k_row;
-  for (int t = 0; t < rows; ++t, k += k_row) {
-    const Vec decay = splat(decays[t]), gain = splat(gains[t]);
-    const Pack<N> before = state;
-    for (int i = 0; i < N; ++i) {
-      const Vec key = access.get(k + i * kLanes);
-      state.v[i] = decay * state.v[i] + (gain * key) * key;
-    }
-    each(access, t, first, before, state);
-  }
-  for (int i = 0; i < N; ++i) store(s.state + first + i * kLanes, state.v[i]);
-}
-
-// Calls each(access, t, c, before, A) with A before row t and behind it, for the channels from c
-// on.
-template <class Each>
-RANKONE_INLINE void scan(const PreconditionScan& s, Each&& each) {
-  constexpr int kWide = kStates * kLanes;
-  int c = 0;
-  for (; c + kWide <= s.channels; c += kWide) scan_block<kStates>(s, Whole{}, c, each);
-  for (; c + kLanes <= s.channels; c += kLanes) scan_block<1>(s, Whole{}, c, each);
-  if (c < s.channels) scan_block<1>(s, Part{s.channels - c}, c, each);
-}
-
 // Calls each(pack, access, c) for the vectors of one row from channel c on; of the pack only its
 // size counts.
 template <class Each>
@@ -314,6 +331,76 @@ RANKONE_INLINE Pack<N> get(const Access access, const float* from, const Pack<N>
 template <int N, class Access>
 RANKONE_INLINE void put(const Access access, float* to, const Pack<N>& values) {
   for (int i = 0; i < N; ++i) access.put(to + i * kLanes, values.v[i]);
+}
+
+// A behind the next row, of N vectors in registers; rows are taken in order.
+template <int N, class Access>
+class RunningState {
+ public:
+  RANKONE_INLINE RunningState(const PreconditionScan& s, Access access, int first)
+      : access_(access), k_(s.k + first), k_row_(s.k_row), decays_(s.decay), gains_(s.gain) {
+    for (int i = 0; i < N; ++i) state_.v[i] = load(s.state + first + i * kLanes);
+  }
+  RANKONE_INLINE const Pack<N>& now() const { return state_; }
+  RANKONE_INLINE const Pack<N>& next(int t) {
+    const Vec decay = splat(decays_[t]), gain = splat(gains_[t]);
+    for (int i = 0; i < N; ++i) {
+      const Vec key = access_.get(k_ + i * kLanes);
+      state_.v[i] = decay * state_.v[i] + (gain * key) * key;
+    }
+    k_ += k_row_;
+    return state_;
+  }
+
+ private:
+  Pack<N> state_;
+  Access access_;
+  const float* k_;
+  Index k_row_;
+  const float *decays_, *gains_;
+};
+
+// All rows of N vectors from channel c on. Three of them are on the way at once: a row is a chain
+// of some eighty cycles, and the processor does not see far enough to begin the next by itself.
+template <int N, class Access, class AnyFactor>
+RANKONE_INLINE void make_rows(const PreconditionScan& s, const AnyFactor factor, Access access,
+                              int c) {
+  RunningState<N, Access> state(s, access, c);
+  const float *target = s.target + c, *ridge = s.ridge + c;
+  float* out = s.out + c;
+  const Index target_row = s.target_row, out_row = s.out_row;
+  const int rows = s.n;
+  auto begun = factor.begin(state.next(0));
+  if (rows > 1) {
+    auto middle = factor.middle(begun);
+    begun = factor.begin(state.next(1));
+    for (int t = 2; t < rows; ++t, target += target_row, out += out_row) {
+      const auto begun_next = factor.begin(state.next(t));
+      const auto middle_next = factor.middle(begun);
+      put(access, out, factor.end(middle, get(access, target, middle), ridge));
+      begun = begun_next;
+      middle = middle_next;
+    }
+    put(access, out, factor.end(middle, get(access, target, middle), ridge));
+    target += target_row;
+    out += out_row;
+  }
+  const auto middle = factor.middle(begun);
+  put(access, out, factor.end(middle, get(access, target, middle), ridge));
+  put(Whole{}, s.state + c, state.now());
+}
+
+// The state behind all rows; to(t, A) before each.
+template <int N, class Access, class To>
+RANKONE_INLINE void run_states(const PreconditionScan& s, Access access, int c, const To to) {
+  RunningState<N, Access> state(s, access, c);
+  const int rows = s.n;
+  for (int t = 0; t < rows; ++t) {
+    to(t, state.now());
+    state.next(t);
+  }
+  to(rows, state.now());
+  put(Whole{}, s.state + c, state.now());
 }
 
 // Row t of the way back: the gradient of A behind it becomes that of A before it.
@@ -371,15 +458,14 @@ RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& fac
 void precondition(const PreconditionScan& s) {
   gates(s);
   if (s.out == nullptr) {
-    return scan(s, [](auto, int, int, const auto&, const auto&) {});
+    over_channels(s.channels, [&](const auto& like, auto access, int c) {
+      run_states<decltype(size_of(like))::kValue>(s, access, c, [](int, const auto&) {});
+    });
+    return;
   }
-  const float *target = s.target, *ridge = s.ridge;
-  float* out = s.out;
-  const Index target_row = s.target_row, out_row = s.out_row;
   with_factor(s, [&](const auto factor) {
-    scan(s, [=](auto access, int t, int c, const auto&, const auto& state) {
-      put(access, out + t * out_row + c,
-          factor.apply(state, get(access, target + t * target_row + c, state), ridge + c));
+    over_channels(s.channels, [&](const auto& like, auto access, int c) {
+      make_rows<decltype(size_of(like))::kValue>(s, factor, access, c);
     });
   });
 }
@@ -387,12 +473,12 @@ void precondition(const PreconditionScan& s) {
 void precondition_back(const PreconditionScanBack& b) {
   const PreconditionScan& s = b.scan;
   gates(s);
-  float* history = b.history;
-  const Index row = b.history_row;
-  scan(s, [=](auto, int t, int c, const auto& before, const auto&) {
-    put(Whole{}, history + t * row + c, before);
+  over_channels(s.channels, [&](const auto& like, auto access, int c) {
+    float* const history = b.history + c;
+    const Index row = b.history_row;
+    run_states<decltype(size_of(like))::kValue>(
+        s, access, c, [=](int t, const auto& state) { put(Whole{}, history + t * row, state); });
   });
-  for (int c = 0; c < s.channels; c += kLanes) store(history + s.n * row + c, load(s.state + c));
   with_factor(s, [&](const auto factor) {
     for (int t = s.n - 1; t >= 0; --t) row_back(b, factor, t);
   });
