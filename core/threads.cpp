@@ -78,11 +78,17 @@ struct ThreadPool::Impl {
   std::exception_ptr error;
   std::vector<std::thread> threads;
 
-  bool take(std::int64_t& task) {
-    std::int64_t count = left.load(std::memory_order_acquire);
-    while (count > 0) {
-      if (left.compare_exchange_weak(count, count - 1, std::memory_order_acq_rel)) {
-        task = tasks - count;
+  // `left` holds the first task in its low half and the end of the tasks in its high half.
+  static std::int64_t count_of(std::int64_t range) { return (range >> 32) - (range & 0xffffffff); }
+
+  // The calling thread takes from the front, the others from the back: in calls that repeat, a
+  // thread of two meets the tasks again whose memory its caches hold.
+  bool take(std::int64_t& task, int worker) {
+    std::int64_t range = left.load(std::memory_order_acquire);
+    while (count_of(range) > 0) {
+      const std::int64_t rest = worker == 0 ? range + 1 : range - (std::int64_t{1} << 32);
+      if (left.compare_exchange_weak(range, rest, std::memory_order_acq_rel)) {
+        task = worker == 0 ? range & 0xffffffff : (range >> 32) - 1;
         return true;
       }
     }
@@ -91,7 +97,7 @@ struct ThreadPool::Impl {
 
   void work(int worker) {
     std::int64_t task = 0;
-    while (take(task)) {
+    while (take(task, worker)) {
       std::int64_t finished = 1;
       try {
         call(self, task, worker);
@@ -100,7 +106,7 @@ struct ThreadPool::Impl {
           const std::lock_guard<std::mutex> lock(mutex);
           if (!error) error = std::current_exception();
         }
-        finished += left.exchange(0, std::memory_order_acq_rel);
+        finished += count_of(left.exchange(0, std::memory_order_acq_rel));
       }
       if (unfinished.fetch_sub(finished, std::memory_order_acq_rel) == finished && worker > 0) {
         const std::lock_guard<std::mutex> lock(mutex);
@@ -123,7 +129,8 @@ struct ThreadPool::Impl {
 
   void serve(int worker) {
     const auto ready = [&] {
-      return stop.load(std::memory_order_acquire) || left.load(std::memory_order_acquire) > 0;
+      return stop.load(std::memory_order_acquire) ||
+             count_of(left.load(std::memory_order_acquire)) > 0;
     };
     while (true) {
       if (!spin(ready)) {
@@ -172,7 +179,7 @@ void ThreadPool::run_erased(std::int64_t tasks, void* self, Call call) {
     impl.call = call;
     impl.error = nullptr;
     impl.unfinished.store(tasks, std::memory_order_relaxed);
-    impl.left.store(tasks, std::memory_order_release);
+    impl.left.store(tasks << 32, std::memory_order_release);
     sleepers = impl.sleeping;
   }
   for (std::int64_t i = std::min(sleepers, tasks - 1); i > 0; --i) impl.wake.notify_one();

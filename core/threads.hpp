@@ -23,7 +23,7 @@ class ThreadPool {
 
   int size() const;
 
-  // Calls work(task, worker) for every task in [0, tasks), worker in [0, size()). Tasks start in
+  // Calls work(task, worker) for every task in [0, tasks), worker in [0, size()). The calling thread takes them in
   // increasing order; returns when all are done. The first exception a task throws is rethrown
   // here. Not reentrant: a task must not call run() of the same pool.
   template <class Work>
