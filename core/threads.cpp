@@ -60,58 +60,82 @@ int available_threads() {
   return std::max(count, 1);
 }
 
+// What one thread writes often lies apart from what others read: a line that moves between caches
+// takes as long as a small task.
+constexpr std::size_t kApart = 128;
+constexpr std::int64_t kMostTasks = (std::int64_t{1} << 31) - 1;
+
 struct ThreadPool::Impl {
   // A run ends when its tasks are done, not when every worker has looked: a worker that the system
-  // does not let run holds up nothing but the task it is in. So a worker may look late, during
-  // another run: it takes a task by a compare and exchange of `left`, which is then a task of that
+  // does not let run holds up nothing but the tasks it is in. So a worker may look late, during
+  // another run: it takes tasks by a compare and exchange of `left`, which are then tasks of that
   // run, and reads the rest of the run only afterwards.
-  std::atomic<std::int64_t> left{0};        // tasks that nobody has taken
-  std::atomic<std::int64_t> unfinished{0};  // tasks that are not done
-  std::int64_t tasks = 0;
-  void* self = nullptr;
-  Call call = nullptr;
+  struct alignas(kApart) {
+    void* self = nullptr;
+    Call call = nullptr;
+  } run;
+  // The tasks that nobody has taken: the first in the low half, the end in the high half.
+  alignas(kApart) std::atomic<std::int64_t> left{0};
+  alignas(kApart) std::atomic<std::int64_t> unfinished{0};  // tasks that are not done
+  alignas(kApart) std::atomic<std::int64_t> sleeping{0};    // workers
+  std::atomic<bool> caller_sleeps{false};
   std::atomic<bool> stop{false};
   std::mutex mutex;
   std::condition_variable wake;
   std::condition_variable done;
-  std::int64_t sleeping = 0;
   std::exception_ptr error;
+  std::int64_t halves = 2;  // half shares of the threads
   std::vector<std::thread> threads;
 
-  // `left` holds the first task in its low half and the end of the tasks in its high half.
-  static std::int64_t count_of(std::int64_t range) { return (range >> 32) - (range & 0xffffffff); }
+  struct Range {
+    std::int64_t first, end;
+    static Range of(std::int64_t packed) { return {packed & 0xffffffff, packed >> 32}; }
+    std::int64_t packed() const { return end << 32 | first; }
+    std::int64_t count() const { return end - first; }
+  };
 
   // The calling thread takes from the front, the others from the back: in calls that repeat, a
-  // thread of two meets the tasks again whose memory its caches hold.
-  bool take(std::int64_t& task, int worker) {
-    std::int64_t range = left.load(std::memory_order_acquire);
-    while (count_of(range) > 0) {
-      const std::int64_t rest = worker == 0 ? range + 1 : range - (std::int64_t{1} << 32);
-      if (left.compare_exchange_weak(range, rest, std::memory_order_acq_rel)) {
-        task = worker == 0 ? range & 0xffffffff : (range >> 32) - 1;
-        return true;
+  // thread of two meets the tasks again whose memory its caches hold. At once no more than half of
+  // a thread's share of what is left.
+  bool take(Range& mine, int worker) {
+    std::int64_t packed = left.load(std::memory_order_acquire);
+    while (true) {
+      Range rest = Range::of(packed);
+      if (rest.count() == 0) return false;
+      mine = rest;
+      const std::int64_t count = std::max<std::int64_t>(1, rest.count() / halves);
+      if (worker == 0) {
+        rest.first = mine.end = mine.first + count;
+      } else {
+        rest.end = mine.first = mine.end - count;
       }
+      if (left.compare_exchange_weak(packed, rest.packed(), std::memory_order_acq_rel)) return true;
     }
-    return false;
   }
 
   void work(int worker) {
-    std::int64_t task = 0;
-    while (take(task, worker)) {
-      std::int64_t finished = 1;
+    Range mine{};
+    std::int64_t finished = 0;
+    while (take(mine, worker)) {
+      finished += mine.count();
       try {
-        call(self, task, worker);
+        for (std::int64_t task = mine.first; task < mine.end; ++task) {
+          run.call(run.self, task, worker);
+        }
       } catch (...) {
         {
           const std::lock_guard<std::mutex> lock(mutex);
           if (!error) error = std::current_exception();
         }
-        finished += count_of(left.exchange(0, std::memory_order_acq_rel));
+        finished += Range::of(left.exchange(0, std::memory_order_acq_rel)).count();
       }
-      if (unfinished.fetch_sub(finished, std::memory_order_acq_rel) == finished && worker > 0) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        done.notify_one();
-      }
+    }
+    if (finished == 0) return;
+    // Either this sees that the caller sleeps, or the caller that all is done.
+    const bool last = unfinished.fetch_sub(finished) == finished;
+    if (last && worker > 0 && caller_sleeps.load()) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      done.notify_one();
     }
   }
 
@@ -129,8 +153,7 @@ struct ThreadPool::Impl {
 
   void serve(int worker) {
     const auto ready = [&] {
-      return stop.load(std::memory_order_acquire) ||
-             count_of(left.load(std::memory_order_acquire)) > 0;
+      return Range::of(left.load()).count() != 0 || stop.load(std::memory_order_acquire);
     };
     while (true) {
       if (!spin(ready)) {
@@ -149,6 +172,7 @@ ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
   require(threads >= 0, "[threads] {} threads (0 for as many as the machine allows, or more)",
           threads);
   const int count = threads == 0 ? available_threads() : threads;
+  impl_->halves = 2 * count;
   for (int worker = 1; worker < count; ++worker) {
     impl_->threads.emplace_back([impl = impl_.get(), worker] { impl->serve(worker); });
   }
@@ -171,23 +195,26 @@ void ThreadPool::run_erased(std::int64_t tasks, void* self, Call call) {
     for (std::int64_t task = 0; task < tasks; ++task) call(self, task, 0);
     return;
   }
-  std::int64_t sleepers = 0;
-  {
-    const std::lock_guard<std::mutex> lock(impl.mutex);
-    impl.tasks = tasks;
-    impl.self = self;
-    impl.call = call;
-    impl.error = nullptr;
-    impl.unfinished.store(tasks, std::memory_order_relaxed);
-    impl.left.store(tasks << 32, std::memory_order_release);
-    sleepers = impl.sleeping;
+  require(tasks <= kMostTasks, "[threads] {} tasks in one run (at most {})", tasks, kMostTasks);
+  impl.error = nullptr;
+  impl.run.self = self;
+  impl.run.call = call;
+  impl.unfinished.store(tasks, std::memory_order_relaxed);
+  // Either this sees a worker asleep, or the worker sees these tasks before it sleeps.
+  impl.left.store(Impl::Range{0, tasks}.packed());
+  const std::int64_t sleepers = impl.sleeping.load();
+  if (sleepers > 0) {
+    // A worker between its last look and its sleep holds this.
+    { const std::lock_guard<std::mutex> lock(impl.mutex); }
+    for (std::int64_t i = std::min(sleepers, tasks - 1); i > 0; --i) impl.wake.notify_one();
   }
-  for (std::int64_t i = std::min(sleepers, tasks - 1); i > 0; --i) impl.wake.notify_one();
   impl.work(0);
-  const auto finished = [&] { return impl.unfinished.load(std::memory_order_acquire) == 0; };
+  const auto finished = [&] { return impl.unfinished.load() == 0; };
   if (!Impl::spin(finished)) {
     std::unique_lock<std::mutex> lock(impl.mutex);
+    impl.caller_sleeps.store(true);
     impl.done.wait(lock, finished);
+    impl.caller_sleeps.store(false);
   }
   if (impl.error) std::rethrow_exception(std::exchange(impl.error, nullptr));
 }

@@ -23,9 +23,10 @@ class ThreadPool {
 
   int size() const;
 
-  // Calls work(task, worker) for every task in [0, tasks), worker in [0, size()). The calling thread takes them in
-  // increasing order; returns when all are done. The first exception a task throws is rethrown
-  // here. Not reentrant: a task must not call run() of the same pool.
+  // Calls work(task, worker) for every task in [0, tasks), worker in [0, size()); returns when all
+  // are done. The calling thread takes tasks from the front, the others from the back, a few at
+  // once. The first exception a task throws is rethrown here. Not reentrant: a task must not call
+  // run() of the same pool.
   template <class Work>
   void run(std::int64_t tasks, Work&& work) {
     using Function = std::remove_reference_t<Work>;

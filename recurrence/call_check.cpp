@@ -14,7 +14,9 @@ std::string axes_text(CallCheck::Axes axes) {
 void CallCheck::leading(std::string_view name, const Tensor& tensor, int axes,
                         std::string_view form) {
   that(tensor.defined(), "{} is undefined (it is {})", name, form);
-  that(tensor.rank() > axes, "{} has shape {} (it is {})", name, tensor.shape().str(), form);
+  if (tensor.rank() <= axes) {
+    that(false, "{} has shape {} (it is {})", name, tensor.shape().str(), form);
+  }
   that(is_floating(tensor.dtype()), "{} is {} (it is f64, f32, bf16 or f16)", name,
        rankone::name(tensor.dtype()));
   dtype_ = tensor.dtype();
@@ -42,15 +44,18 @@ void CallCheck::row(std::string_view name, const Tensor& tensor, Axes axes, int 
     width *= extent;
   }
   fits = fits && tensor.count() == rows_ * width;
-  that(fits, "{} has shape {} (it is [{}{}]; the {} rows may be several axes)", name,
-       tensor.shape().str(), rows_, axes_text(axes), rows_);
+  if (!fits) {
+    that(false, "{} has shape {} (it is [{}{}]; the {} rows may be several axes)", name,
+         tensor.shape().str(), rows_, axes_text(axes), rows_);
+  }
   element(name, tensor, gate != 0);
   layout(name, tensor);
 }
 
 void CallCheck::whole(std::string_view name, const Tensor& tensor, const Shape& shape) const {
-  that(tensor.shape() == shape, "{} has shape {} (it is {})", name, tensor.shape().str(),
-       shape.str());
+  if (tensor.shape() != shape) {
+    that(false, "{} has shape {} (it is {})", name, tensor.shape().str(), shape.str());
+  }
   layout(name, tensor);
 }
 

@@ -52,6 +52,7 @@ class CallCheck {
   void head_sizes(std::int64_t heads, std::int64_t d_k);
   void value_sizes(std::int64_t heads, std::int64_t value_heads, std::int64_t d_v);
 
+  // Where the words take work, ask first: decoding checks a call for every token.
   template <class... Args>
   void that(bool condition, fmt::format_string<Args...> format, Args&&... args) const {
     if (condition) return;
