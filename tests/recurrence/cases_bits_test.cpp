@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -311,6 +312,41 @@ TEST(BitsOfACut, AnyRestAsIfWhole) {
 
 INSTANTIATE_TEST_SUITE_P(TwoKey, Bits, testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
+
+// A NaN in one sequence, whatever tensor it is in: the others have their bits, forward and
+// backward, though they follow it in the same scratch.
+TEST(BitsOfNaN, StaysInItsSequence) {
+  for (const GateShape gate : {GateShape::none, GateShape::scalar, GateShape::channel}) {
+    Case c{.name = "nan", .gate = gate, .heads = 2, .value_heads = 4};
+    c.d_k = 24;
+    c.d_v = 40;
+    c.cu_seqlens = {0, 70, 140, 143, 250};
+    const Inputs clean = make_inputs(c);
+    for (const Precision precision : precisions()) {
+      Context context = cpu_context(1, precision);
+      const Results expected = run(context, clean);
+      for (int which = 0; which < 8; ++which) {
+        Inputs dirty = clean;
+        TwoKey& in = dirty.two_key;
+        Tensor* const tensors[] = {
+            &in.q, &in.e, &in.w, &in.v, &in.g, &in.b, &in.initial_state, &dirty.cotangents.o};
+        Tensor& tensor = *tensors[which];
+        if (!tensor.defined()) continue;
+        tensor = tensor.clone();
+        const std::int64_t row = which == 6 ? 1 : 75;
+        tensor.slice(0, row, row + 1).fill(NAN);
+        const Results results = run(context, dirty);
+        for (const std::int64_t i : {0, 2, 3}) {
+          SCOPED_TRACE("tensor " + std::to_string(which) + ", sequence " + std::to_string(i));
+          const std::int64_t begin = c.cu_seqlens[static_cast<std::size_t>(i)];
+          const std::int64_t end = c.cu_seqlens[static_cast<std::size_t>(i) + 1];
+          expect_same(part_of(results, i, begin, end), part_of(expected, i, begin, end));
+        }
+      }
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
 
 // T12: the same call thirty times, the scratch poisoned differently each time.
 TEST(BitsRepeated, ThirtyCallsOneResult) {
