@@ -48,10 +48,13 @@ struct Excess {
   double factor;
 };
 constexpr Excess kExcess[] = {
-    // Exact products: what is left is the order of float32 sums.
+    // Exact products: what is left is the order of float32 sums. The kernels add every 16 rows to
+    // the
+    // state, the plain implementation 64; relative errors of 2e-7 (1.7 and 2.0 times over on a
+    // GPU).
     {"additive_none_bf16", "d initial_state", 2.2},
     {"additive_none_f16", "d initial_state", 2.3},
-    // On a GPU only.
+    // On a GPU only: relative errors of 4e-7, which all rows share, of one decay a head and chunk.
     {"width_100_f32", "d initial_state", 1.2},
     {"width_192_by_5_f32", "d initial_state", 1.3},
 };
@@ -145,6 +148,9 @@ class CudaCases : public testing::TestWithParam<FormatCase> {
                                                           0.5 * spacing(format())))});
     } else if (format() == Dtype::f32 && (c.bound > 0 || few)) {
       verdicts.push_back({name, at_most(std::max(c.bound, few ? 2e-5 : 0.0))});
+    } else if (c.keys == Keys::identical && c.gains == Gains::two) {
+      // Ill-conditioned: its rows scatter (up to 1.7 times over), its tensors do not.
+      verdicts.push_back({name, at_most(2 * relative_error(plain, expected))});
     } else {
       verdicts.push_back({name, within_plain(name, result, plain, expected, excess)});
     }
