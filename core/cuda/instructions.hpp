@@ -385,15 +385,16 @@ __device__ __forceinline__ void fetch_map(const TensorMap* map) {
 // for a matrix read with its contraction along the 16-byte rows leading is the one along the
 // contraction and stride the one across it; for a transposed one (contraction down the 8 rows)
 // leading is again the one along the contraction.
-// Swizzled: in groups of 8 rows of 128 bytes (1,024 bytes, aligned so) whose 16-byte pieces stand
-// at piece ^ row; stride is the distance between neighbouring groups of 8 rows, leading, for a
-// transposed matrix, the one between neighbouring blocks of 64 columns.
+// Swizzled (1): in groups of 8 rows of 128 bytes (1,024 bytes, aligned so) whose 16-byte pieces
+// stand at piece ^ row; stride is the distance between neighbouring groups of 8 rows, leading, for
+// a transposed matrix, the one between neighbouring blocks of 64 columns. (2): likewise with rows
+// of 64 bytes, blocks of 32 columns and pieces at piece ^ row / 2.
 __device__ __forceinline__ std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
-                                                           std::uint32_t stride, bool swizzled) {
+                                                           std::uint32_t stride, int swizzle) {
   return (static_cast<std::uint64_t>(shared_address(start) & 0x3ffffU) >> 4) |
          (static_cast<std::uint64_t>(leading >> 4) << 16) |
          (static_cast<std::uint64_t>(stride >> 4) << 32) |
-         (static_cast<std::uint64_t>(swizzled ? 1 : 0) << 62);
+         (static_cast<std::uint64_t>(swizzle) << 62);
 }
 
 #else

@@ -315,11 +315,11 @@ inline void store_bulk(void* global, const void* shared, std::uint32_t bytes) {
 inline void store_bulk_read() { emulation::await_stores(); }
 
 inline std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
-                                       std::uint32_t stride, bool swizzled) {
+                                       std::uint32_t stride, int swizzle) {
   return (static_cast<std::uint64_t>(shared_address(start) & 0x3ffffU) >> 4) |
          (static_cast<std::uint64_t>(leading >> 4) << 16) |
          (static_cast<std::uint64_t>(stride >> 4) << 32) |
-         (static_cast<std::uint64_t>(swizzled ? 1 : 0) << 62);
+         (static_cast<std::uint64_t>(swizzle) << 62);
 }
 
 template <int Count>
@@ -342,11 +342,13 @@ float described(std::uint64_t matrix, int k, int n) {
   const auto leading = static_cast<std::size_t>(matrix >> 16 & 0x3fffU) << 4;
   const auto stride = static_cast<std::size_t>(matrix >> 32 & 0x3fffU) << 4;
   std::size_t place;
-  if (matrix >> 62 == 1) {
+  if (matrix >> 62 != 0) {
+    const std::size_t line = matrix >> 62 == 1 ? 128 : 64;  // bytes of a row
     const auto row = static_cast<std::size_t>(Transposed ? k : n);
     const auto column = static_cast<std::size_t>(Transposed ? n : k);
-    place = start + row / 8 * stride + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
-    place ^= (place >> 7 & 7U) << 4;
+    place = start + row / 8 * stride + row % 8 * line + column / (line / 2) * leading +
+            column % (line / 2) * 2;
+    place ^= (place >> 7 & (line / 16 - 1)) << 4;
   } else {
     const int row = Transposed ? k % 8 : n % 8, column = Transposed ? n % 8 : k % 8;
     place = start + static_cast<std::size_t>(k / 8) * leading +

@@ -301,20 +301,20 @@ __device__ __forceinline__ void see_narrow(const NarrowForward& scan, const Narr
 }
 
 template <class Format, int DK, int N, bool Scaled, bool Delta, bool Output>
-__device__ __forceinline__ void scan_narrow(const NarrowForward& scan) {
+__device__ __forceinline__ void scan_narrow(const NarrowForward& scan, std::uint32_t block) {
   using Stage = NarrowStage<DK, N, Scaled, Delta, Output>;
   const TwoKeyCall& call = scan.chunk.call;
   unsigned char* const shared = shared_memory();
   unsigned char* const own = shared + scan.stages * Stage::bytes(call.same_key);
   const NarrowBarriers barriers(own + NarrowOwn<Stage>::kBytes, scan.stages);
-  const NarrowTask& task =
-      start_narrow_block(barriers, scan.stages, scan.chunk, scan.tensors, N, scan.width);
+  const NarrowTask& task = start_narrow_block(barriers, scan.stages, scan.chunk, scan.tensors,
+                                              block, N, scan.width, kNarrowGroups * kGroup);
   if (call.takes(task.rows)) {  // the whole cluster or none of it
     if (threadIdx.x < kGroup) {
       carry_narrow<Format, DK, N, Scaled, Delta, Output>(scan, task, barriers, shared, own);
     } else if (threadIdx.x < kNarrowGroups * kGroup) {
       see_narrow<Format, DK, N, Scaled, Delta, Output>(scan, task, barriers, shared);
-    } else {
+    } else if (threadIdx.x < kNarrowThreads) {
       feed_narrow<Stage, DK, Scaled, Delta, Output>(scan.chunk, scan.tensors, task, barriers,
                                                     shared, scan.stages, 0, 1);
     }

@@ -3,7 +3,10 @@
 // The kernels of chunk_narrow.hpp for one format. A .cu file for each names them, so that they
 // compile side by side.
 
+#include <algorithm>
+
 #include "recurrence/cuda/chunk_narrow.hpp"
+#include "recurrence/cuda/chunk_narrow_backward.hpp"
 #include "recurrence/cuda/chunk_narrow_forward.hpp"
 #include "recurrence/cuda/chunk_scan_kernels.hpp"
 
@@ -12,7 +15,19 @@ namespace rankone::recurrence::cuda {
 template <class Format, int DK, int N, bool Scaled, bool Delta, bool Output>
 __global__ void __launch_bounds__(kNarrowThreads, 1)
     narrow_kernel(const __grid_constant__ NarrowForward scan) {
-  scan_narrow<Format, DK, N, Scaled, Delta, Output>(scan);
+  scan_narrow<Format, DK, N, Scaled, Delta, Output>(scan, blockIdx.x);
+}
+
+// The first blocks go back, the others forward.
+template <class Format, int DK, int N, bool Scaled, bool Delta>
+__global__ void __launch_bounds__(NarrowBack<DK, N, Scaled, Delta>::kThreads, 1)
+    narrow_back_kernel(const __grid_constant__ NarrowBackward back,
+                       const __grid_constant__ NarrowForward forward) {
+  if (blockIdx.x < back.blocks) {
+    scan_narrow_back<Format, DK, N, Scaled, Delta>(back, blockIdx.x);
+  } else {
+    scan_narrow<Format, DK, N, Scaled, Delta, false>(forward, blockIdx.x - back.blocks);
+  }
 }
 
 // Stages that fit Hopper's shared memory, at most four.
@@ -53,8 +68,32 @@ void start_narrow(NarrowForward scan, const NarrowPlan& plan, void* stream) {
       });
 }
 
+template <class Format>
+void start_narrow_back(NarrowBackward back, NarrowForward forward, const NarrowPlan& plan,
+                       void* stream) {
+  const TwoKeyCall& call = back.chunk.call;
+  const std::int64_t blocks = narrow_blocks(call, plan.columns, back.width, plan.cluster);
+  back.blocks = static_cast<std::uint32_t>(blocks);
+  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
+    using Back = NarrowBack<dk, 32, scaled, delta>;
+    using Stage = NarrowStage<dk, 32, scaled, delta, false>;
+    const int stage = Back::Stage::bytes(call.same_key), other = Stage::bytes(call.same_key);
+    constexpr int kOther = NarrowOwn<Stage>::kBytes;
+    back.stages = narrow_stages(stage, Back::kOwn);
+    forward.stages = narrow_stages(other, kOther);
+    const int bytes = std::max(narrow_bytes(back.stages, stage, Back::kOwn),
+                               narrow_bytes(forward.stages, other, kOther));
+    launch_clusters(narrow_back_kernel<Format, dk, 32, scaled, delta>, 2 * blocks, plan.cluster,
+                    Back::kThreads, static_cast<std::size_t>(bytes), stream, back, forward);
+  });
+}
+
 // Defined in chunk_narrow_{bf16,f16}.cu.
 void start_narrow_bf16(const NarrowForward& scan, const NarrowPlan& plan, void* stream);
 void start_narrow_f16(const NarrowForward& scan, const NarrowPlan& plan, void* stream);
+void start_narrow_back_bf16(const NarrowBackward& back, const NarrowForward& forward,
+                            const NarrowPlan& plan, void* stream);
+void start_narrow_back_f16(const NarrowBackward& back, const NarrowForward& forward,
+                           const NarrowPlan& plan, void* stream);
 
 }  // namespace rankone::recurrence::cuda

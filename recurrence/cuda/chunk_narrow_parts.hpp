@@ -23,13 +23,17 @@ namespace rankone::recurrence::cuda {
 inline constexpr int kNarrowGroups = 2;
 inline constexpr int kNarrowThreads = kNarrowGroups * kGroup + 32;
 
+// Rows of value columns.
+template <int N>
+using NarrowValue = std::conditional_t<N == 64, RowTile<64, 64>, NarrowTile<64, N == 64 ? 32 : N>>;
+
 // Seen: with q and P. Row tiles stand at multiples of 1,024 bytes; what comes from the record in
 // its order; the only tile that is not always there, that of e where it is not w, at the end.
 template <int DK, int N, bool Scaled, bool Delta, bool Seen>
 struct NarrowStage {
   using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
   using Square = Tile<64, 64, false>;
-  using Value = std::conditional_t<N == 64, RowTile<64, 64>, NarrowTile<64, N == 64 ? 32 : N>>;
+  using Value = NarrowValue<N>;
   using State = Tile<DK, N, false>;
   using Rows = Tile<64, N, false>;
 
@@ -123,24 +127,26 @@ __host__ __device__ constexpr int narrow_bytes(int stages, int stage_bytes, int 
   return stages * (stage_bytes + 32) + own + static_cast<int>(sizeof(NarrowTask));
 }
 
-// The beginning of a block, by all threads: its task, behind the barriers, which stand at `at`.
+// The beginning of a block, by all threads: its task, behind the barriers. `block` is its number in
+// the scan, `workers` the threads of its groups.
 __device__ __forceinline__ const NarrowTask& start_narrow_block(const NarrowBarriers& barriers,
                                                                 int stages, const ChunkCall& chunk,
                                                                 const ScanTensors& tensors,
-                                                                int columns, int width) {
+                                                                std::uint32_t block, int columns,
+                                                                int width, int workers) {
   auto& task = *reinterpret_cast<NarrowTask*>(barriers.rows + stages);
   if (threadIdx.x == 0) {
-    task.set(chunk, blockIdx.x, columns, width);
+    task.set(chunk, block, columns, width);
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(barriers.full + i, 1);
-      mbarrier_init(barriers.empty + i, task.blocks * kNarrowGroups * 4);
+      mbarrier_init(barriers.empty + i, task.blocks * workers / 32);
       mbarrier_init(barriers.state + i, 1);
       mbarrier_init(barriers.rows + i, 1);
     }
     mbarrier_fence();
   }
-  if (threadIdx.x == kNarrowGroups * kGroup) {
+  if (static_cast<int>(threadIdx.x) == workers) {
     fetch_map(&tensors.value);
     fetch_map(&tensors.write);
     fetch_map(&tensors.query);
@@ -155,6 +161,9 @@ class NarrowTurns {
   __device__ NarrowTurns(const NarrowBarriers& barriers, int stages, int blocks)
       : barriers_(barriers), stages_(stages), blocks_(blocks) {}
   __device__ __forceinline__ int stage() const { return stage_; }
+  __device__ __forceinline__ int next_stage() const {
+    return stage_ + 1 == stages_ ? 0 : stage_ + 1;
+  }
   __device__ __forceinline__ void await(std::uint64_t* of_stages) const {
     mbarrier_wait(of_stages + stage_, parity_);
   }

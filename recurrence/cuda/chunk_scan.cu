@@ -34,14 +34,9 @@ void start_back(const ScanForward& forward, const ScanBack& back, Engine engine,
   backward.back = back;
   backward.segments = forward.segments.count;
   backward.maps = forward.maps.h != nullptr;
-  int exponent = 0;
-  const float fraction = std::frexp(chunk.call.scale, &exponent);
-  if (fraction != 0.0F) {
-    backward.mantissa = 2.0F * fraction;
-    backward.power = std::ldexp(1.0F, exponent - 1);
-  } else {
-    backward.power = 0.0F;
-  }
+  const ScaleParts scale = scale_parts(chunk.call.scale);
+  backward.mantissa = scale.mantissa;
+  backward.power = scale.power;
   const bool brain = chunk.call.format == Dtype::bf16;
   if (engine == Engine::mma) {
     return (brain ? start_scan_back_mma_bf16 : start_scan_back_mma_f16)(backward, forward, stream);
@@ -61,6 +56,13 @@ int shared_bytes(const TwoKeyCall& call) {
 }
 
 }  // namespace
+
+ScaleParts scale_parts(float scale) {
+  int exponent = 0;
+  const float fraction = std::frexp(scale, &exponent);
+  if (fraction == 0.0F) return {1.0F, 0.0F};
+  return {2.0F * fraction, std::ldexp(1.0F, exponent - 1)};
+}
 
 int scan_shared_bytes(const TwoKeyCall& call, Engine engine) {
   return engine == Engine::wgmma ? shared_bytes<WgmmaEngine<bf16>>(call)

@@ -67,6 +67,11 @@ struct ScanBack {
   // [N, HV, count, V, K]; null for one segment. That of the last segment is `d_final` instead.
   float* ends = nullptr;
 };
+// scale = mantissa * power, a power of two; 1 <= |mantissa| < 2, or 1 and 0.
+struct ScaleParts {
+  float mantissa = 1.0F, power = 1.0F;
+};
+ScaleParts scale_parts(float scale);
 void launch_scan_back(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
                       const ScanBack& back, Engine engine, void* stream);
 // The maps of the segments, and in place s - 1 of `ends` what dO of segment s, or of the last one

@@ -36,10 +36,11 @@ __device__ __forceinline__ int group_warp() { return static_cast<int>(threadIdx.
 // decay (Scaled), from the record. Seen: with q and P. Row tiles stand at multiples of 1,024 bytes;
 // what comes from the record in its order; the only tile that is not always there, that of e where
 // it is not w, at the end.
-template <int DK, bool Scaled, bool Delta, bool Seen, int Groups>
+template <int DK, bool Scaled, bool Delta, bool Seen, int Groups,
+          class ValueTile = RowTile<64, kValueTile>>
 struct ScanStage {
   using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
-  using Value = RowTile<64, kValueTile>;
+  using Value = ValueTile;
   using Square = Tile<64, 64, false>;
 
   static constexpr int kValue = 0;  // of each group

@@ -12,8 +12,10 @@ namespace rankone::recurrence::cuda {
 // already; and how many tiles a block takes. Depends on nothing but the shape of the call and the
 // GPU. `chunks`: of the longest sequence. `back`: for the scans in both directions of a backward
 // pass.
+// `microseconds`, where given, becomes what the kernels of the plan are expected to take.
 Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
-                       std::int64_t chunks, int multiprocessors, bool back);
+                       std::int64_t chunks, int multiprocessors, bool back,
+                       double* microseconds = nullptr);
 
 // starts[s + 1] = M_s starts[s] + H_s from segment to segment, where H_s stands in starts[s + 1]
 // before; and, where `ends` are given, ends[s - 1] = M_s^T ends[s] + what stands in ends[s - 1]

@@ -22,7 +22,7 @@ struct Tile {
   static constexpr int kRows = Rows, kColumns = Columns;
   static constexpr int kColumn = Rows * 16 + (Padded ? 16 : 0);  // bytes between 16-byte columns
   static constexpr int kBytes = Columns / 8 * kColumn;
-  static constexpr bool kSwizzled = false;
+  static constexpr bool kSwizzled = false, kNarrow = false;
   static __host__ __device__ constexpr int place(int row, int piece) {
     return piece * kColumn + row * 16;
   }
@@ -30,12 +30,13 @@ struct Tile {
 
 // Rows of 16 or 32 elements, several to 128 bytes, whose pieces are swizzled so that eight rows of
 // one piece still touch all banks: what copy_rows() brings with a map of as many columns. For
-// ldmatrix.
+// ldmatrix, and with 32 columns for wgmma with its contraction along the rows.
 template <int Rows, int Columns>
 struct NarrowTile {
   static_assert(Rows % 8 == 0 && (Columns == 16 || Columns == 32));
   static constexpr int kRows = Rows, kColumns = Columns;
   static constexpr int kBytes = Rows * Columns * 2;
+  static constexpr bool kSwizzled = false, kNarrow = true;
   static __host__ __device__ constexpr int place(int row, int piece) {
     return row * Columns * 2 + (piece ^ (row * Columns / 64 % (Columns / 8))) * 16;
   }
@@ -47,7 +48,7 @@ struct RowTile {
   static constexpr int kRows = Rows, kColumns = Columns;
   static constexpr int kBlock = Rows * 128;  // bytes between blocks of 64 columns
   static constexpr int kBytes = Columns / 64 * kBlock;
-  static constexpr bool kSwizzled = true;
+  static constexpr bool kSwizzled = true, kNarrow = false;
   static __host__ __device__ constexpr int place(int row, int piece) {
     return piece / 8 * kBlock + row * 128 + ((piece ^ row) & 7) * 16;
   }
@@ -155,11 +156,14 @@ struct WgmmaEngine {
   template <class T, bool Transposed>
   static __device__ __forceinline__ std::uint64_t descriptor(const unsigned char* tile, int k) {
     if constexpr (T::kSwizzled) {
-      return Transposed ? matrix_descriptor(tile + k * 16 * 128, T::kBlock, 1024, true)
-                        : matrix_descriptor(tile + k / 4 * T::kBlock + k % 4 * 32, 16, 1024, true);
+      return Transposed ? matrix_descriptor(tile + k * 16 * 128, T::kBlock, 1024, 1)
+                        : matrix_descriptor(tile + k / 4 * T::kBlock + k % 4 * 32, 16, 1024, 1);
+    } else if constexpr (T::kNarrow) {
+      static_assert(Transposed && T::kColumns == 32);
+      return matrix_descriptor(tile + k * 16 * 64, 16, 512, 2);
     } else {
-      return Transposed ? matrix_descriptor(tile + 16 * k * 16, 128, T::kColumn, false)
-                        : matrix_descriptor(tile + 2 * k * T::kColumn, T::kColumn, 128, false);
+      return Transposed ? matrix_descriptor(tile + 16 * k * 16, 128, T::kColumn, 0)
+                        : matrix_descriptor(tile + 2 * k * T::kColumn, T::kColumn, 128, 0);
     }
   }
 #endif

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "recurrence/cuda/chunk_grad.hpp"
+#include "recurrence/cuda/chunk_narrow.hpp"
 #include "recurrence/cuda/chunk_prep.hpp"
 #include "recurrence/cuda/chunk_split.hpp"
 #include "recurrence/cuda/path.hpp"
@@ -102,8 +103,15 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   chunk.gate_sums =
       static_cast<float*>(workspace(context, bytes_of(chunk_grad_floats(chunk), sizeof(float))));
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
+  const Engine chosen = engine();
+  double microseconds = 0.0;
   Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
-                                    multiprocessors(), true);
+                                    multiprocessors(), true, &microseconds);
+  NarrowPlan narrow;
+  const bool takes_narrow =
+      chosen == Engine::wgmma &&
+      takes_narrow_back(call, chunks, multiprocessors(), microseconds, narrow);
+  if (takes_narrow) segments = Segments{};
   const Split split = split_scratch(context, sequences, call, segments);
   ScanBack scan{back.d_o, back.d_final, z, d_value, back.d_initial, nullptr};
   if (segments.count > 1) {
@@ -111,9 +119,13 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
         context, bytes_of(boundary_floats(sequences, call, segments.count), sizeof(float))));
   }
   if (context.planning()) return;
-  const Engine chosen = engine();
-  const ScanTensors tensors = scan_tensors(call, chosen);
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
+  if (takes_narrow) {
+    launch_narrow_scan_back(chunk, narrow, scan, context.stream());
+    launch_chunk_grad(chunk, back, {chosen, multiprocessors(), shared_bytes()}, context.stream());
+    return;
+  }
+  const ScanTensors tensors = scan_tensors(call, chosen);
   if (segments.count > 1) {
     launch_segment_maps_back(chunk, tensors, segments, split.maps, scan, chosen, context.stream());
     launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, scan.ends, chosen,
