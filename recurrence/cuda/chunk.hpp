@@ -102,7 +102,7 @@ struct ChunkCall {
   void* d_states = nullptr;
   const void* z = nullptr;        // [R, HV, V], the call's format; of an additive call v itself
   const void* d_value = nullptr;  // the gradient of v, likewise: that of the call or scratch
-  float* gate_sums = nullptr;     // [C, HV, 64], where chunk_grad_floats() says so
+  float* gate_sums = nullptr;     // of the gradients: chunk_grad_floats() of them
 
   __host__ __device__ unsigned char* record(std::int64_t chunk, std::int64_t head) const {
     return records + (chunk * call.value_heads + head) * layout.bytes;

@@ -21,13 +21,23 @@ bool stream_takes(const TwoKeyCall& call) {
          (call.d_k <= 64 ? tiles == 1 : call.d_k <= 128 && tiles % 2 == 0);
 }
 
+// The sizes for which the kernel with one anchor a channel is compiled.
+bool anchored_takes(const TwoKeyCall& call) {
+  return call.gate == GateKind::channel && call.value_heads == call.heads && call.d_k > 64 &&
+         call.d_k <= 128 && value_tiles(call.d_v) == 2;
+}
+
+// 64 columns: what a device with little shared memory may need.
+std::int64_t sums_floats(const TwoKeyCall& call) {
+  return passes(call, 64) == 1 ? 0 : call.rows.chunks * call.value_heads * 2 * kChunkRows;
+}
+
 }  // namespace
 
 std::int64_t chunk_grad_floats(const ChunkCall& chunk) {
   const TwoKeyCall& call = chunk.call;
-  // 64 columns: what a device with little shared memory may need.
-  if (passes(call, 64) == 1) return 0;
-  return call.rows.chunks * call.value_heads * 2 * kChunkRows;
+  const std::int64_t marks = anchored_takes(call) ? call.rows.chunks * call.heads : 0;
+  return sums_floats(call) + marks;
 }
 
 void launch_chunk_grad(const ChunkCall& chunk, const TwoKeyBack& back,
@@ -42,6 +52,13 @@ void launch_chunk_grad(const ChunkCall& chunk, const TwoKeyBack& back,
     const int blocks =
         static_cast<int>(wanted < device.multiprocessors ? wanted : device.multiprocessors);
     return (brain ? start_stream_bf16 : start_stream_f16)(grad, blocks, stream);
+  }
+  if (device.engine == Engine::wgmma && anchored_takes(call) && shared >= AnchoredShared::kBytes) {
+    // What that leaves is taken by the kernel below.
+    grad.marks = reinterpret_cast<int*>(chunk.gate_sums + sums_floats(call));
+    const std::int64_t most = std::int64_t{kAnchoredBlocks} * device.multiprocessors;
+    const int blocks = static_cast<int>(items < most ? items : most);
+    (brain ? start_anchored_bf16 : start_anchored_f16)(grad, blocks, stream);
   }
   int columns = pass_columns(call);
   if (grad_shared_bytes(call.gate, columns, 2) > shared) columns = 64;

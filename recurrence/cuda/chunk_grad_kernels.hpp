@@ -3,6 +3,7 @@
 // The kernels of chunk_grad.hpp for one format and engine. A .cu file for each names them, so that
 // they compile side by side and wgmma only where it exists.
 
+#include "recurrence/cuda/chunk_grad_anchored.hpp"
 #include "recurrence/cuda/chunk_grad_channel.hpp"
 #include "recurrence/cuda/chunk_grad_scalar.hpp"
 #include "recurrence/cuda/chunk_grad_stream.hpp"
@@ -56,8 +57,13 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   GradStream<Format, WgmmaEngine<Format>, Columns, Tiles, Delta, Tied>(call).run();
 }
 
-template <class Format>
-void start_stream(const GradCall& grad, int blocks, void* stream) {
+template <class Format, bool Delta, bool Tied>
+__global__ void __launch_bounds__(kAnchoredThreads, kAnchoredBlocks)
+    grad_anchored_kernel(const __grid_constant__ StreamCall call) {
+  GradAnchored<Format, WgmmaEngine<Format>, Delta, Tied>(call).run();
+}
+
+inline StreamCall with_tensors(const GradCall& grad) {
   const TwoKeyCall& call = grad.chunk.call;
   const auto keys = [&](const void* data) {
     return row_map(data, call.rows.count, call.heads, call.d_k);
@@ -72,6 +78,30 @@ void start_stream(const GradCall& grad, int blocks, void* stream) {
                  values(grad.back.d_o),
                  values(call.delta ? grad.chunk.d_value : nullptr),
                  values(grad.chunk.z)};
+  return all;
+}
+
+template <class Format>
+void start_anchored(const GradCall& grad, int blocks, void* stream) {
+  const TwoKeyCall& call = grad.chunk.call;
+  const StreamCall all = with_tensors(grad);
+  const auto start = [&](auto delta, auto tied) {
+    launch(grad_anchored_kernel<Format, delta, tied>, blocks, kAnchoredThreads,
+           AnchoredShared::kBytes, stream, all);
+  };
+  if (!call.delta) {
+    start(std::false_type(), std::true_type());
+  } else if (call.same_key) {
+    start(std::true_type(), std::true_type());
+  } else {
+    start(std::true_type(), std::false_type());
+  }
+}
+
+template <class Format>
+void start_stream(const GradCall& grad, int blocks, void* stream) {
+  const TwoKeyCall& call = grad.chunk.call;
+  const StreamCall all = with_tensors(grad);
   const auto start = [&](auto columns, auto tiles, auto delta, auto tied) {
     launch(grad_stream_kernel<Format, columns, tiles, delta, tied>, blocks, kStreamThreads,
            StreamShared < columns, delta && !tied && columns == 128 > ::kBytes, stream, all);
@@ -102,5 +132,7 @@ RANKONE_GRAD(wgmma_f16)
 #undef RANKONE_GRAD
 void start_stream_bf16(const GradCall& call, int blocks, void* stream);
 void start_stream_f16(const GradCall& call, int blocks, void* stream);
+void start_anchored_bf16(const GradCall& call, int blocks, void* stream);
+void start_anchored_f16(const GradCall& call, int blocks, void* stream);
 
 }  // namespace rankone::recurrence::cuda

@@ -134,22 +134,13 @@ class GradLoader {
       : call_(call), shared_(shared), stages_(stages), step_(call, rows.items) {}
 
   // The chunk of the next step, if it is another one; at first that of the first step.
-  __device__ void find_rows(bool first) {
-    if (!step_.valid()) return;
+  __device__ void find_rows() {
+    if (!step_.valid(call_)) return;
     const TwoKeyCall& sizes = call_.chunk.call;
     const auto heads = static_cast<unsigned>(sizes.heads);
-    GradItem item = step_.items[(step_.number + 3) % 4];
-    if (first) {
-      item.chunk = blockIdx.x / heads;
-      item.key_head = blockIdx.x % heads;
-    } else {
-      item.chunk += gridDim.x / heads;
-      item.key_head += gridDim.x % heads;
-      if (item.key_head >= heads) {
-        item.key_head -= heads;
-        ++item.chunk;
-      }
-    }
+    GradItem item;
+    item.chunk = step_.at / heads;
+    item.key_head = step_.at % heads;
     const Rows& sequences = sizes.rows;
     if (sequences.boundaries ==
         nullptr) {  // 32 bits are enough for chunks, and their division fast
@@ -171,12 +162,12 @@ class GradLoader {
   }
 
   __device__ void load_next() {
-    if (step_.valid()) {
+    if (step_.valid(call_)) {
       load_values(stages_ + stage_ * Shared::kStage);
-      const int left = step_.left;
+      const std::uint32_t before = step_.at;
       step_.advance(call_);
       // By one thread; the others look at it behind a barrier.
-      if (step_.left != left && threadIdx.x % 128 == 127) find_rows(false);
+      if (step_.at != before && threadIdx.x % 128 == 127) find_rows();
     }
     stage_ = stage_ + 1 == call_.stages ? 0 : stage_ + 1;
     copy_commit();
@@ -242,11 +233,11 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
   const TwoKeyCall& sizes = call.chunk.call;
   const bool loads = grad_group() == 2;
   GradStep step(call, head.rows.items);
-  if (!step.valid()) return;
+  if (!step.valid(call)) return;
 
   // Copies are committed in a fixed order: of every step its values and then keys, if any.
   GradLoader<Columns> loader(call, shared, stages, head.rows);
-  if (threadIdx.x == 2 * 128 + 127) loader.find_rows(true);
+  if (threadIdx.x == 2 * 128 + 127) loader.find_rows();
   __syncthreads();
   if (loads) {
     for (int i = 0; i < call.stages; ++i) {
@@ -260,7 +251,7 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
   typename Head::Sums sums;
   sums.clear();
   int stage = 0;
-  while (step.valid()) {
+  while (step.valid(call)) {
     if (loads) {
       if (call.stages == 1) {
         copy_wait<1>();
@@ -298,7 +289,7 @@ __device__ __forceinline__ void work_off(const GradCall& call, Head& head, unsig
       }
       __syncthreads();  // the keys and gates of the head
       head.finish_head(done, sums, [&] {
-        if (!done.last_of_pass(call) || !step.valid()) return;
+        if (!done.last_of_pass(call) || !step.valid(call)) return;
         loader.load_keys(step);
       });
       sums.clear();  // here, so that finish_head() has their registers

@@ -27,6 +27,9 @@ struct GradCall {
   ChunkCall chunk;
   TwoKeyBack back;
   int passes, group, stages;
+  // Of every (chunk, key head), whether it is left to the kernel for all decays, which then takes
+  // no others; null: it takes all.
+  int* marks = nullptr;
 };
 
 struct GradItem {
@@ -36,19 +39,35 @@ struct GradItem {
 };
 
 // Where the work stands. The items of the steps on their way are in shared memory: registers are
-// short.
+// short. Items go to the blocks by turns, those that are wanted.
 struct GradStep {
-  GradItem* items;  // [4]
-  int left;         // items of this block from this one on
+  GradItem* items;   // [4]
+  std::uint32_t at;  // number of the item
   int pass = 0, member = 0, tile = 0;
-  int number = 0;  // of the item, modulo 4
+  int number = 0;  // of the item among those of the block, modulo 4
 
-  __device__ GradStep(const GradCall& call, GradItem* table) : items(table) {
-    const std::int64_t count = call.chunk.call.rows.chunks * call.chunk.call.heads;
-    left = static_cast<int>((count - blockIdx.x + gridDim.x - 1) / gridDim.x);
+  __device__ GradStep(const GradCall& call, GradItem* table)
+      : items(table), at(wanted(call, blockIdx.x)) {}
+  static __device__ __forceinline__ std::uint32_t count(const GradCall& call) {
+    return static_cast<std::uint32_t>(call.chunk.call.rows.chunks * call.chunk.call.heads);
+  }
+  // The first of the block's items from `from` on that is wanted. By whole warps.
+  static __device__ std::uint32_t wanted(const GradCall& call, std::uint32_t from) {
+    if (call.marks == nullptr) return from;
+    const std::uint32_t all = count(call);
+    while (from < all) {
+      const std::uint32_t mine = from + threadIdx.x % 32 * gridDim.x;
+      std::uint32_t votes = __ballot_sync(0xffffffffU, mine < all && call.marks[mine] != 0 ? 1 : 0);
+      if (votes != 0) {
+        for (; (votes & 1U) == 0; votes >>= 1) from += gridDim.x;
+        break;
+      }
+      from += 32 * gridDim.x;
+    }
+    return from;
   }
   __device__ GradItem& item() const { return items[number]; }
-  __device__ bool valid() const { return left > 0; }
+  __device__ bool valid(const GradCall& call) const { return at < count(call); }
   __device__ std::int64_t value_head(const GradCall& call) const {
     return item().key_head * call.group + member;
   }
@@ -66,7 +85,7 @@ struct GradStep {
     member = 0;
     if (++pass < call.passes) return;
     pass = 0;
-    --left;
+    at = wanted(call, at + gridDim.x);
     number = (number + 1) % 4;
   }
 };
@@ -246,6 +265,21 @@ __device__ __forceinline__ void put_gate(void* to, Dtype dtype, std::int64_t i, 
   }
 }
 
+// A quad transposes its 4 x 4 pairs of a row: then each lane, number `t`, has the eight columns of
+// one of four tiles.
+__device__ __forceinline__ void exchange_pairs(std::uint32_t (&p)[4], int t) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const std::uint32_t other = __shfl_xor_sync(0xffffffffU, t % 2 == 0 ? p[i + 1] : p[i], 1);
+    (t % 2 == 0 ? p[i + 1] : p[i]) = other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t other = __shfl_xor_sync(0xffffffffU, t < 2 ? p[i + 2] : p[i], 2);
+    (t < 2 ? p[i + 2] : p[i]) = other;
+  }
+}
+
 // Writes accumulators d [16 rows, Columns] per warp to a gradient of a key.
 template <class Format, int Columns>
 __device__ __forceinline__ void store_keys(const float (&d)[Columns / 2], const TwoKeyCall& sizes,
@@ -262,22 +296,12 @@ __device__ __forceinline__ void store_keys(const float (&d)[Columns / 2], const 
     const int columns = row + 8 * j < item.count ? sizes.d_k : 0;
 #pragma unroll
     for (int n = 0; n < Columns / 8; n += 4) {
-      // The quad transposes its 4 x 4 pairs: then each lane has the eight columns of tile n + t.
       std::uint32_t p[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         p[i] = pack<Format>(d[4 * (n + i) + 2 * j], d[4 * (n + i) + 2 * j + 1]);
       }
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const std::uint32_t other = __shfl_xor_sync(0xffffffffU, t % 2 == 0 ? p[i + 1] : p[i], 1);
-        (t % 2 == 0 ? p[i + 1] : p[i]) = other;
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::uint32_t other = __shfl_xor_sync(0xffffffffU, t < 2 ? p[i + 2] : p[i], 2);
-        (t < 2 ? p[i + 2] : p[i]) = other;
-      }
+      exchange_pairs(p, t);
       if (column + 8 * n < columns) {
         *reinterpret_cast<uint4*>(at + 16 * n) = make_uint4(p[0], p[1], p[2], p[3]);
       }

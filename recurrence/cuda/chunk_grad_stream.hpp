@@ -23,8 +23,8 @@ class GradStream
   static constexpr bool kOwnErase = Delta && !Tied && !kLate;
   using Base = GradWorker<Format, Engine, Columns, Tiles, kLate>;
   using Base::asks, Base::at, Base::bring_keys, Base::bring_state, Base::bring_states,
-      Base::bring_values, Base::clear, Base::cleared, Base::find, Base::finish, Base::sizes,
-      Base::sync, Base::through, Base::wait, Base::zero;
+      Base::bring_values, Base::clear, Base::cleared, Base::finish, Base::sizes, Base::sync,
+      Base::through, Base::wait, Base::zero;
   using Base::call_, Base::lane_, Base::pairs_, Base::row_, Base::rows_, Base::thread_, Base::warp_,
       Base::worker_, Base::kHalf;
   using typename Base::Keys, typename Base::Shared, typename Base::Slot, typename Base::State,
@@ -43,7 +43,7 @@ class GradStream
     std::int64_t number = std::int64_t{blockIdx.x} * kStreamWorkers + worker_;
     this->start();
     if (number >= count) return;
-    if (warp_ == 3) find(0, number);
+    if (warp_ == 3) find_item(sizes(), number, rows_.items);
     sync();
     ask_first(rows_.items[0]);
     ask_last(rows_.items[0]);
@@ -57,7 +57,7 @@ class GradStream
         gates.write(rows_.high, rows_.low, rows_.gain, sums);
       }
       const int after = turn == 2 ? 0 : turn + 1;
-      if (warp_ == 3 && more) find(after, number + step);
+      if (warp_ == 3 && more) find_item(sizes(), number + step, rows_.items + after);
       sync();
       work(rows_.items[turn], rows_.items[after], more, gates);
       turn = after;

@@ -10,4 +10,8 @@ void start_stream_bf16(const GradCall& call, int blocks, void* stream) {
   start_stream<bf16>(call, blocks, stream);
 }
 
+void start_anchored_bf16(const GradCall& call, int blocks, void* stream) {
+  start_anchored<bf16>(call, blocks, stream);
+}
+
 }  // namespace rankone::recurrence::cuda

@@ -10,4 +10,8 @@ void start_stream_f16(const GradCall& call, int blocks, void* stream) {
   start_stream<f16>(call, blocks, stream);
 }
 
+void start_anchored_f16(const GradCall& call, int blocks, void* stream) {
+  start_anchored<f16>(call, blocks, stream);
+}
+
 }  // namespace rankone::recurrence::cuda

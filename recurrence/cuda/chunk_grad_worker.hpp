@@ -32,6 +32,44 @@ struct StreamRows {
   GradItem items[3];  // a warp may still store one while another looks for the next but one
 };
 
+// The rows of item `number`, (chunk, key head), by one warp.
+inline __device__ void find_item(const TwoKeyCall& sizes, std::int64_t number, GradItem* to) {
+  const Rows& all = sizes.rows;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto heads = static_cast<unsigned>(sizes.heads);
+  GradItem item;
+  const auto chunk = static_cast<unsigned>(number) / heads;
+  item.chunk = chunk;
+  item.key_head = static_cast<unsigned>(number) - chunk * heads;
+  if (all.chunk_boundaries == nullptr) {
+    const auto per_sequence = static_cast<unsigned>((all.time + kChunkRows - 1) / kChunkRows);
+    const unsigned sequence = chunk / per_sequence;
+    const int before = static_cast<int>(chunk - sequence * per_sequence) * kChunkRows;
+    const std::int64_t left = all.time - before;
+    item.first = sequence * all.time + before;
+    item.count = static_cast<int>(left < kChunkRows ? left : kChunkRows);
+  } else {
+    // The last sequence whose first chunk is at most this one, 32 places looked at at once.
+    std::int64_t low = 0, high = all.sequences;
+    while (high - low > 1) {
+      const std::int64_t step = (high - low + 31) / 32, probe = low + lane * step;
+      const bool reached = probe < high && all.chunk_boundaries[probe] <= item.chunk;
+      std::uint32_t votes = __ballot_sync(0xffffffffU, reached ? 1 : 0);
+      int last = 0;
+      while ((votes >>= 1) != 0) ++last;
+      low += last * step;
+      high = low + step < high ? low + step : high;
+    }
+    const std::int64_t start = all.begin(low), length = all.end(low) - start;
+    const std::int64_t before = (item.chunk - all.first_chunk(low)) * kChunkRows;
+    item.first = start + before;
+    const std::int64_t left = length - before;
+    // Without rows there is nothing to write.
+    item.count = !sizes.takes(length) ? 0 : static_cast<int>(left < kChunkRows ? left : kChunkRows);
+  }
+  if (lane == 0) *to = item;
+}
+
 // Columns: of the keys that are worked off together. Of a late e there is no place of its own: it
 // stands first in that of the second state, and later in that of dO.
 template <int Columns, bool Late>
@@ -94,44 +132,6 @@ class GradWorker {
   __device__ __forceinline__ void sync() const { barrier_sync(1 + worker_, 128); }
   __device__ __forceinline__ unsigned char* at(Slot slot) const {
     return shared_ + Shared::place(slot);
-  }
-
-  // The rows of item `number`, (chunk, key head), by one warp.
-  __device__ void find(int turn, std::int64_t number) const {
-    const Rows& all = sizes().rows;
-    const auto heads = static_cast<unsigned>(sizes().heads);
-    GradItem item;
-    const auto chunk = static_cast<unsigned>(number) / heads;
-    item.chunk = chunk;
-    item.key_head = static_cast<unsigned>(number) - chunk * heads;
-    if (all.chunk_boundaries == nullptr) {
-      const auto per_sequence = static_cast<unsigned>((all.time + kChunkRows - 1) / kChunkRows);
-      const unsigned sequence = chunk / per_sequence;
-      const int before = static_cast<int>(chunk - sequence * per_sequence) * kChunkRows;
-      const std::int64_t left = all.time - before;
-      item.first = sequence * all.time + before;
-      item.count = static_cast<int>(left < kChunkRows ? left : kChunkRows);
-    } else {
-      // The last sequence whose first chunk is at most this one, 32 places looked at at once.
-      std::int64_t low = 0, high = all.sequences;
-      while (high - low > 1) {
-        const std::int64_t step = (high - low + 31) / 32, probe = low + lane_ * step;
-        const bool reached = probe < high && all.chunk_boundaries[probe] <= item.chunk;
-        std::uint32_t votes = __ballot_sync(0xffffffffU, reached ? 1 : 0);
-        int last = 0;
-        while ((votes >>= 1) != 0) ++last;
-        low += last * step;
-        high = low + step < high ? low + step : high;
-      }
-      const std::int64_t start = all.begin(low), length = all.end(low) - start;
-      const std::int64_t before = (item.chunk - all.first_chunk(low)) * kChunkRows;
-      item.first = start + before;
-      const std::int64_t left = length - before;
-      // Without rows there is nothing to write.
-      item.count =
-          !sizes().takes(length) ? 0 : static_cast<int>(left < kChunkRows ? left : kChunkRows);
-    }
-    if (lane_ == 0) rows_.items[turn] = item;
   }
 
   // ---- Tiles ------------------------------------------------------------------------------------

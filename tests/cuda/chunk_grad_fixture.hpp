@@ -26,7 +26,9 @@ struct GradCase {
   int d_k = 64, d_v = 64;
   std::vector<std::int64_t> lengths = {64};  // of the sequences; several: packed
   Dtype format = Dtype::bf16, gate_dtype = Dtype::f32;
-  int gates = 0;  // 0 typical, 1 weak, 2 strong (-5), 3 mixed -30 and -0.01, 4 lost (-1e30), 5 zero
+  // 0 typical, 1 weak, 2 strong (-5), 3 mixed -30 and -0.01, 4 lost (-1e30), 5 zero, 6 strong in
+  // every second run of 64 rows, 7 growing in some rows
+  int gates = 0;
   bool zero_gains = false;
 };
 
@@ -195,7 +197,9 @@ inline GradProblem make_problem(const GradCase& c) {
     for (double& x : *t) x = rounded(normal(random), c.format);
   }
   p.g.resize(count(p.rows, p.value_heads, p.gates_of_row()));
-  for (double& x : p.g) {
+  const std::size_t per_row = p.rows > 0 ? p.g.size() / static_cast<std::size_t>(p.rows) : 1;
+  for (std::size_t i = 0; i < p.g.size(); ++i) {
+    double& x = p.g[i];
     const double typical = -std::log1p(std::exp(-normal(random)));
     const double even = uniform(random);
     x = c.gates == 0   ? typical
@@ -203,7 +207,9 @@ inline GradProblem make_problem(const GradCase& c) {
         : c.gates == 2 ? -5.0
         : c.gates == 3 ? (even < 0.5 ? -30.0 : -0.01)
         : c.gates == 4 ? (even < 0.1 ? -1e30 : typical / 16)
-                       : 0.0;
+        : c.gates == 5 ? 0.0
+        : c.gates == 6 ? (i / per_row / 64 % 2 == 0 ? typical : -5.0)
+                       : (even < 0.2 ? 0.1 : typical);
     x = rounded(x, c.gate_dtype);
   }
   p.b.resize(count(p.rows, p.value_heads, 1));

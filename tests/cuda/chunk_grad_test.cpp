@@ -46,6 +46,24 @@ std::vector<GradCase> grad_cases() {
     for (int gates = 2; gates < 6; ++gates) {
       cases.push_back(shaped(gate, 1, 1, 64, 64, {128}, gates));
     }
+    if (gate == GateKind::channel) {  // kernels for decays within a bound and for all
+      for (int gates = 2; gates < 8; ++gates) {
+        GradCase decayed = shaped(gate, 2, 1, 128, 128, {200}, gates);
+        decayed.same_key = decayed.sum_keys = gates % 2 == 0;
+        decayed.zero_gains = gates == 5;
+        decayed.gate_dtype = gates == 7 ? Dtype::bf16 : Dtype::f32;
+        cases.push_back(decayed);
+      }
+      GradCase apart = shaped(gate, 3, 1, 96, 128, {64, 3, 130}, 0);
+      apart.same_key = true;
+      cases.push_back(apart);
+      apart.same_key = apart.delta = false;
+      cases.push_back(apart);
+      apart.delta = true;
+      apart.format = apart.gate_dtype = Dtype::f16;
+      apart.gates = 1;
+      cases.push_back(apart);
+    }
     GradCase tied = shaped(gate, 1, 1, 96, 72, {70}, 1);
     tied.same_key = true;
     cases.push_back(tied);
