@@ -25,8 +25,7 @@ PreconditionCall precondition_call(Context& context, const Sequences& sequences,
                                    const Precondition& in) {
   const PreconditionShape shape = shape_of(sequences, in);
   PreconditionCall call;
-  call.rows = rankone::cuda::device_rows(context, sequences,
-                                         precondition_chunk_rows(in.k.dtype(), shape.d_k));
+  call.rows = rankone::cuda::device_rows(context, sequences, kPreconditionChunk);
   call.heads = shape.heads;
   call.d_k = static_cast<int>(shape.d_k);
   call.kind = in.kind;

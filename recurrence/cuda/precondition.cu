@@ -1,5 +1,5 @@
-// The diagonal preconditioner: a scan over time for every channel, cut into chunks of 128
-// or 64 rows. A block has a chunk of one head, its warps 32 rows each, a lane 4 or 8 channels. It
+// The diagonal preconditioner: a scan over time for every channel, cut into chunks of 64
+// rows. A block has a chunk of one head, its four warps 16 rows each, a lane 4 or 8 channels. It
 // reads its rows once, into shared memory, and gets the state before them from the blocks before it
 // (precondition_scan.hpp).
 
@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(kStartThreads)
   }
 
   auto* products = reinterpret_cast<float*>(rankone::cuda::shared_memory());  // [strands, heads]
-  const ChunkPlace place(call.rows, call.rows.chunk, static_cast<int>(number));
+  const ChunkPlace place(call.rows, kPreconditionChunk, static_cast<int>(number));
   const int strand = thread / kHeads, column = thread % kHeads;
-  constexpr int kMost = 128 / kStrands;  // rows of a strand
+  constexpr int kMost = kPreconditionChunk / kStrands;  // rows of a strand
   float g[kMost], decay = 1.0F;
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kStartThreads)
 // ---- The states between the chunks alone ------------------------------------------------------
 
 template <class L>
-__global__ void __launch_bounds__(L::kThreads, 6) scan_states(PreconditionCall call) {
+__global__ void __launch_bounds__(L::kThreads, L::kBlocks) scan_states(PreconditionCall call) {
   const Chunk<L> chunk(call, blockIdx.x);
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.load_gates();
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(L::kThreads, 6) scan_states(PreconditionCall c
 
 // ---- The rows ----------------------------------------------------------------------------------
 
-template <class L, bool Tied>
-__global__ void __launch_bounds__(L::kThreads, 6) emit_rows(PreconditionCall call) {
+template <class L, PreconditionerKind Kind, bool Tied>
+__global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(PreconditionCall call) {
   constexpr int kSize = L::kSize, kGroup = Chunk<L>::kGroup;
   const Chunk<L> chunk(call, blockIdx.x);
   typename Lane<L>::Row next[kGroup];  // rows of another target than k
@@ -96,32 +96,31 @@ __global__ void __launch_bounds__(L::kThreads, 6) emit_rows(PreconditionCall cal
   chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, true);
   float state[kSize];
   chunk.lane.load_row(state, chunk.shared.sums + chunk.warp * chunk.d_k);
-  chunk.with_factor([&](auto factor) {
-    auto* row = static_cast<typename L::Format*>(call.out.data) + chunk.first_at();
+  const auto factor = chunk.template factor<Kind>();
+  auto* row = static_cast<typename L::Format*>(call.out.data) + chunk.first_at();
 #pragma unroll 1
-    for (int first = 0; first < chunk.count; first += kGroup) {
-      float decays[kGroup], gains[kGroup], targets[kGroup][kSize];
-      chunk.load_group(decays, chunk.shared.decay, first);
-      chunk.load_group(gains, chunk.shared.gain, first);
-      if constexpr (!Tied) {
+  for (int first = 0; first < chunk.count; first += kGroup) {
+    float decays[kGroup], gains[kGroup], targets[kGroup][kSize];
+    chunk.load_group(decays, chunk.shared.decay, first);
+    chunk.load_group(gains, chunk.shared.gain, first);
+    if constexpr (!Tied) {
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) chunk.lane.get(targets[i], next[i]);
-        chunk.read_group(next, call.target, first + kGroup);
-      }
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        float k[kSize];
-        chunk.lane.load_row(k, chunk.key_row(first + i));
-#pragma unroll
-        for (int c = 0; c < kSize; ++c) {
-          state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
-          k[c] = factor.value(state[c], c) * (Tied ? k[c] : targets[i][c]);
-        }
-        if (first + i < chunk.count) chunk.lane.store_row(row, k);
-        row += chunk.stride();
-      }
+      for (int i = 0; i < kGroup; ++i) chunk.lane.get(targets[i], next[i]);
+      chunk.read_group(next, call.target, first + kGroup);
     }
-  });
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      float k[kSize];
+      chunk.lane.load_row(k, chunk.key_row(first + i));
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) {
+        state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+        k[c] = factor.value(state[c], c) * (Tied ? k[c] : targets[i][c]);
+      }
+      if (first + i < chunk.count) chunk.lane.store_row(row, k);
+      row += chunk.stride();
+    }
+  }
 }
 
 }  // namespace
@@ -136,16 +135,16 @@ void launch_precondition_start(const PreconditionCall& call, const ChunkScan& ot
 }
 
 void launch_precondition(const PreconditionCall& call, void* stream) {
-  choose(call, in_words(call.d_k, call.k, call.target, call.out),
-         [&]<class Format, int Vector, int Size, bool Full, int Rows>() {
-           using L = Layout<Format, Vector, Size, Full, Rows, 32>;
-           const bool tied = call.target.data == call.k.data;
-           const auto kernel = call.out.data == nullptr ? scan_states<L>
-                               : tied                   ? emit_rows<L, true>
-                                                        : emit_rows<L, false>;
-           rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
-                                 Shared<L>::bytes(call.d_k, false), stream, call);
-         });
+  choose(call, in_words(call.d_k, call.k, call.target, call.out), [&]<class L>() {
+    using Kind = PreconditionerKind;
+    const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;
+    const auto kernel = call.out.data == nullptr ? scan_states<L>
+                        : !atk                   ? emit_rows<L, Kind::atq, false>
+                        : tied                   ? emit_rows<L, Kind::atk, true>
+                                                 : emit_rows<L, Kind::atk, false>;
+    rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
+                          Shared<L>::bytes(call.d_k, false), stream, call);
+  });
 }
 
 }  // namespace rankone::recurrence::cuda

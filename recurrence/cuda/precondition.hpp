@@ -8,12 +8,8 @@
 
 namespace rankone::recurrence::cuda {
 
-// Rows of a chunk: so many that a block has room for what it keeps of them.
-inline int precondition_chunk_rows(Dtype dtype, std::int64_t d_k) {
-  return dtype != Dtype::f32 && d_k <= 128 ? 128 : 64;
-}
-
-inline constexpr int kScanWindow = 16;  // chunks from one published state to the next
+inline constexpr int kPreconditionChunk = 64;  // rows
+inline constexpr int kScanWindow = 16;         // chunks from one published state to the next
 
 // A scan over chunks of rows: precondition_scan.hpp.
 struct ChunkScan {
@@ -23,7 +19,7 @@ struct ChunkScan {
 };
 
 struct PreconditionCall {
-  rankone::cuda::Rows rows;  // in chunks of precondition_chunk_rows()
+  rankone::cuda::Rows rows;  // in chunks of kPreconditionChunk
   std::int64_t heads = 0;    // H
   int d_k = 0;
   PreconditionerKind kind = PreconditionerKind::atk;

@@ -60,14 +60,8 @@ __device__ __forceinline__ void put_partials(const Chunk<L>& chunk, const Precon
 //     dk^ = 2 b k^ lambda;   db = sum k^^2 lambda;   dg = exp(g) sum lambda A_{t-1}
 //     lambda <- exp(g) lambda
 // and, through the norm, dk = (2 b / |k|^2) k (lambda - db).
-// The blocks have half as many rows for a warp as those of the way there.
-template <class Format, int Vector, int Size, bool Full, int Rows>
-struct BackLayout : Layout<Format, Vector, Size, Full, Rows, 16> {
-  static constexpr int kBlocks = Size == 4 ? 2 : 1;  // on a multiprocessor: what registers allow
-};
-
-template <class L, bool Tied>
-__global__ void __launch_bounds__(L::kThreads, L::kBlocks)
+template <class L, PreconditionerKind Kind, bool Tied>
+__global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
     emit_rows_back(PreconditionCall call, PreconditionBack back) {
   constexpr int kRows = L::kRows, kSize = L::kSize, kGroup = Chunk<L>::kGroup;
   using Format = typename L::Format;
@@ -87,40 +81,39 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
   // behind the rows of this warp.
   float lambdas[kRows][kSize], state[kSize], d_parameter[kSize] = {};
   chunk.lane.load_row(state, shared.sums + chunk.warp * chunk.d_k);
-  chunk.with_factor([&](auto factor) {
-    auto* const to = static_cast<Format*>(back.d_target.data);
-    const std::int64_t at = chunk.first_at(), stride = chunk.stride();
-    const int stored = to != nullptr ? chunk.count : 0;
+  const auto factor = chunk.template factor<Kind>();
+  auto* const to = static_cast<Format*>(back.d_target.data);
+  const std::int64_t at = chunk.first_at(), stride = chunk.stride();
+  const int stored = to != nullptr ? chunk.count : 0;
 #pragma unroll
-    for (int first = 0; first < kRows; first += kGroup) {
-      float decays[kGroup], gains[kGroup], targets[kGroup][kSize], d_targets[kGroup][kSize];
-      chunk.load_group(decays, shared.decay, first);
-      chunk.load_group(gains, shared.gain, first);
+  for (int first = 0; first < kRows; first += kGroup) {
+    float decays[kGroup], gains[kGroup], targets[kGroup][kSize], d_targets[kGroup][kSize];
+    chunk.load_group(decays, shared.decay, first);
+    chunk.load_group(gains, shared.gain, first);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        chunk.lane.get(d_targets[i], d_next[i]);
-        if constexpr (!Tied) chunk.lane.get(targets[i], next[i]);
-      }
-      if (first + kGroup < kRows) {
-        chunk.read_group(d_next, back.d_out, first + kGroup);
-        if constexpr (!Tied) chunk.read_group(next, call.target, first + kGroup);
-      }
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const int r = first + i;
-        float k[kSize];
-        chunk.lane.load_row(k, chunk.key_row(r));
-        chunk.lane.store_row(shared.history + (chunk.begin + r) * chunk.d_k, state);
-#pragma unroll
-        for (int c = 0; c < kSize; ++c) {
-          state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
-          factor.back(state[c], c, Tied ? k[c] : targets[i][c], d_targets[i][c], lambdas[r][c],
-                      d_parameter[c]);
-        }
-        if (r < stored) chunk.lane.store_row(to + at + r * stride, d_targets[i]);
-      }
+    for (int i = 0; i < kGroup; ++i) {
+      chunk.lane.get(d_targets[i], d_next[i]);
+      if constexpr (!Tied) chunk.lane.get(targets[i], next[i]);
     }
-  });
+    if (first + kGroup < kRows) {
+      chunk.read_group(d_next, back.d_out, first + kGroup);
+      if constexpr (!Tied) chunk.read_group(next, call.target, first + kGroup);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int r = first + i;
+      float k[kSize];
+      chunk.lane.load_row(k, chunk.key_row(r));
+      chunk.lane.store_row(shared.history + (chunk.begin + r) * chunk.d_k, state);
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) {
+        state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+        factor.back(state[c], c, Tied ? k[c] : targets[i][c], d_targets[i][c], lambdas[r][c],
+                    d_parameter[c]);
+      }
+      if (r < stored) chunk.lane.store_row(to + at + r * stride, d_targets[i]);
+    }
+  }
   float decay[kRows];
   chunk.load_gate(decay, shared.decay);
 #pragma unroll
@@ -188,10 +181,12 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
 void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
                               void* stream) {
   choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
-         [&]<class Format, int Vector, int Size, bool Full, int Rows>() {
-           using L = BackLayout<Format, Vector, Size, Full, Rows>;
-           const bool tied = call.target.data == call.k.data;
-           const auto kernel = tied ? emit_rows_back<L, true> : emit_rows_back<L, false>;
+         [&]<class L>() {
+           using Kind = PreconditionerKind;
+           const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;
+           const auto kernel = !atk   ? emit_rows_back<L, Kind::atq, false>
+                               : tied ? emit_rows_back<L, Kind::atk, true>
+                                      : emit_rows_back<L, Kind::atk, false>;
            rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
                                  Shared<L>::bytes(call.d_k, true), stream, call, back);
          });

@@ -11,15 +11,17 @@
 namespace rankone::recurrence::cuda::precondition_chunk {
 
 // How channels lie in the lanes of a warp: Vector of them from (part * 32 + lane) * Vector on, for
-// each part, Size in all. Full: every lane has all of them. A block has a chunk, its warps Rows
-// rows each.
-template <class F, int V, int S, bool Whole, int Chunk, int Rows>
+// each part, Size in all. Full: every lane has all of them. A block has a chunk, its warps an equal
+// share of its rows each.
+template <class F, int V, int S, bool Whole>
 struct Layout {
   using Format = F;
   static constexpr int kVector = V, kSize = S;
   static constexpr bool kFull = Whole;
-  static constexpr int kChunk = Chunk, kRows = Rows;
-  static constexpr int kWarps = Chunk / Rows, kThreads = kWarps * 32;
+  static constexpr int kChunk = kPreconditionChunk, kWarps = 4;
+  static constexpr int kRows = kChunk / kWarps, kThreads = kWarps * 32;  // rows of a warp
+  // Blocks on a multiprocessor at least: of the way there, and back with what it keeps.
+  static constexpr int kBlocks = sizeof(F) * S <= 8 ? 8 : 4, kBlocksBack = S == 4 ? 4 : 1;
   // d_k, known at compile time where it can be.
   __device__ static int width(int d_k) { return Whole ? 32 * S : d_k; }
 };
@@ -332,43 +334,38 @@ struct Chunk {
     __syncthreads();
   }
 
-  // Calls body(factor) with the factor of the call's kind.
-  template <class Body>
-  __device__ __forceinline__ void with_factor(Body&& body) const {
-    if (call.kind == PreconditionerKind::atk) {
-      body(AtkFactor(load(call.parameter, head), call));
-      return;
+  // The factor of the kind, for the channels of the lane.
+  template <PreconditionerKind Kind>
+  __device__ __forceinline__ auto factor() const {
+    if constexpr (Kind == PreconditionerKind::atk) {
+      return AtkFactor(load(call.parameter, head), call);
+    } else {
+      AtqFactor<Size> result;
+#pragma unroll
+      for (float& ridge : result.ridge) ridge = 1.0F;
+      lane.parts([&](int i, int at) {
+        float some[Vector];
+        load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + at);
+#pragma unroll
+        for (int j = 0; j < Vector; ++j) result.ridge[i + j] = some[j];
+      });
+      return result;
     }
-    AtqFactor<Size> factor;
-#pragma unroll
-    for (float& ridge : factor.ridge) ridge = 1.0F;
-    lane.parts([&](int i, int at) {
-      float some[Vector];
-      load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + at);
-#pragma unroll
-      for (int j = 0; j < Vector; ++j) factor.ridge[i + j] = some[j];
-    });
-    body(factor);
   }
 };
 
 // ---- Host side ---------------------------------------------------------------------------------
 
-// Calls run.template operator()<Format, Vector, Size, Full, Chunk>() with what fits the call.
+// Calls run.template operator()<Layout>() with the one that fits the call.
 template <class Run>
 void choose(const PreconditionCall& call, bool words, Run&& run) {
   if (call.kind == PreconditionerKind::atq) words = words && in_words(call.d_k, call.parameter);
   const auto sized = [&](auto format) {
     using Format = decltype(format);
-    if constexpr (sizeof(Format) == 2) {
-      if (call.d_k <= 128) {
-        if (!words) return run.template operator()<Format, 1, 4, false, 128>();
-        if (call.d_k < 128) return run.template operator()<Format, 4, 4, false, 128>();
-        return run.template operator()<Format, 4, 4, true, 128>();
-      }
-    }
-    if (!words) return run.template operator()<Format, 1, 8, false, 64>();
-    return run.template operator()<Format, 4, 8, false, 64>();
+    if (words && call.d_k == 128) return run.template operator()<Layout<Format, 4, 4, true>>();
+    if (words && call.d_k < 128) return run.template operator()<Layout<Format, 4, 4, false>>();
+    if (words) return run.template operator()<Layout<Format, 4, 8, false>>();
+    return run.template operator()<Layout<Format, 1, 8, false>>();
   };
   switch (call.k.dtype) {
     case Dtype::bf16:
