@@ -34,6 +34,11 @@ void CallCheck::element(std::string_view name, const Tensor& tensor, bool gate) 
        rankone::name(dtype_));
 }
 
+void CallCheck::values(const Tensor& v, std::string_view form) const {
+  if (v.defined() && v.rank() > 2) return;
+  that(false, "v is {} (it is {})", v.defined() ? v.shape().str() : "undefined", form);
+}
+
 void CallCheck::row(std::string_view name, const Tensor& tensor, Axes axes, int gate) {
   if (!tensor.defined()) return;
   std::int64_t width = 1;

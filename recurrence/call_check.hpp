@@ -34,6 +34,9 @@ class CallCheck {
   // `form` is its shape in words. First of all checks.
   void leading(std::string_view name, const Tensor& tensor, int axes, std::string_view form);
 
+  // The values v, whose shape in words is `form`: there, with two axes behind their rows.
+  void values(const Tensor& v, std::string_view form) const;
+
   // [R, axes...], where the rows may be several axes. An undefined tensor passes unless `required`.
   void input(std::string_view name, const Tensor& tensor, Axes axes) { row(name, tensor, axes, 0); }
   // The same in the dtype of the call or, in a 16-bit call, f32.

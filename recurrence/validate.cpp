@@ -18,10 +18,7 @@ struct TwoKeyCheck {
       : check(operation, context, sequences), narrow_states(narrow) {
     check.leading("q", in.q, 2, "[R, H, K]");
     check.required("w", in.w);
-    if (!in.v.defined() || in.v.rank() <= 2) {
-      check.that(false, "v is {} (it is [R, HV, V])",
-                 in.v.defined() ? in.v.shape().str() : "undefined");
-    }
+    check.values(in.v, "[R, HV, V]");
     shape = shape_of(sequences, in);
     check.head_sizes(shape.heads, shape.d_k);
     check.value_sizes(shape.heads, shape.value_heads, shape.d_v);
@@ -109,10 +106,7 @@ struct MesaCheck {
     check.leading("q", in.q, 2, "[R, H, K]");
     check.required("k", in.k);
     check.required("lambda", in.lambda);
-    if (!in.v.defined() || in.v.rank() <= 2) {
-      check.that(false, "v is {} (it is [R, H, V])",
-                 in.v.defined() ? in.v.shape().str() : "undefined");
-    }
+    check.values(in.v, "[R, H, V]");
     shape = shape_of(sequences, in);
     check.head_sizes(shape.heads, shape.d_k);
     check.that(in.v.dim(-2) == shape.heads, "v has {} heads, q has {} (the cg solve has no groups)",
@@ -153,10 +147,7 @@ struct LonghornCheck {
     check.leading("q", in.q, 2, "[R, H, K]");
     check.required("k", in.k);
     check.required("beta", in.beta);
-    if (!in.v.defined() || in.v.rank() <= 2) {
-      check.that(false, "v is {} (it is [R, HV, V])",
-                 in.v.defined() ? in.v.shape().str() : "undefined");
-    }
+    check.values(in.v, "[R, HV, V]");
     shape = shape_of(sequences, in);
     check.head_sizes(shape.heads, shape.d_k);
     check.value_sizes(shape.heads, shape.value_heads, shape.d_v);
