@@ -148,26 +148,6 @@ __device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t mine) {
   return result;
 }
 
-// The opposite of load_matrix_x4_transposed: lane i gives the address of row i % 8 of matrix i / 8,
-// and what a lane holds of row g goes to column g.
-__device__ __forceinline__ void store_matrix_x4_transposed(void* row, const std::uint32_t (&r)[4]) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(row)),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-#else
-  const std::uint32_t address = shared_address(row);
-  const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int matrix = 0; matrix < 4; ++matrix) {
-    const std::uint32_t to =
-        __shfl_sync(0xffffffffU, address, matrix * 8 + lane / 4) + lane % 4 * 4;
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(transpose_matrix(r[matrix])) : "memory");
-  }
-#endif
-}
-
 // The opposite of load_matrix_x4().
 __device__ __forceinline__ void store_matrix_x4(void* row, const std::uint32_t (&r)[4]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -184,6 +164,18 @@ __device__ __forceinline__ void store_matrix_x4(void* row, const std::uint32_t (
         __shfl_sync(0xffffffffU, address, matrix * 8 + lane / 4) + lane % 4 * 4;
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(r[matrix]) : "memory");
   }
+#endif
+}
+// The opposite of load_matrix_x4_transposed(): what a lane holds of row g goes to column g.
+__device__ __forceinline__ void store_matrix_x4_transposed(void* row, const std::uint32_t (&r)[4]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#else
+  store_matrix_x4(row, {transpose_matrix(r[0]), transpose_matrix(r[1]), transpose_matrix(r[2]),
+                        transpose_matrix(r[3])});
 #endif
 }
 

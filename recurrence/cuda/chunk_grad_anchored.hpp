@@ -93,17 +93,6 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
 
   // ---- Products of values and states ------------------------------------------------------------
 
-  template <int Half>
-  __device__ __forceinline__ void zero(float (&d)[Half]) const {
-#pragma unroll
-    for (float& x : d) x = 0.0F;
-  }
-  template <int Half>
-  __device__ __forceinline__ void finish(float (&d)[Half]) const {
-    Engine::commit();
-    Engine::template wait<0>();
-    Engine::hold(d);
-  }
   // d += values states, both tiles of values; the group's channels.
   __device__ __forceinline__ void through(float (&d)[32], Slot values, Slot first) const {
     const int offset = Place().group * 8 * State::kColumn;
@@ -132,7 +121,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
               d, left + i * Values::kBytes, at(Slot::update) + i * Values::kBytes, k);
         }
       }
-      finish(d);
+      finish<Engine>(d);
     }
     const float factor = here.group == 0 ? sizes().scale : -1.0F;
 #pragma unroll
@@ -400,7 +389,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
         const bool wanted = inside && to.column + 8 * n < sizes().d_k;
         const std::int64_t offset = j * to.below + 8 * n;
         store(of_query[0], of_query[1], d_query + offset, wanted && back.d_q != nullptr);
-        if (kOwnErase) {
+        if constexpr (kOwnErase) {
           store(of_erase[0], of_erase[1], d_erase + offset, wanted && back.d_e != nullptr);
         }
         store(of_write[0], of_write[1], d_write + offset, wanted && back.d_w != nullptr);
@@ -522,7 +511,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
     Engine::begin();
     through(query, Slot::output, Slot::state_a);
     if constexpr (Delta) through(erase, Slot::value, Slot::state_a);
-    finish(query);
+    finish<Engine>(query);
     Engine::hold(erase);
     __syncthreads();
     if (asks()) bring(Shared::kQuery, call_.tensors.query, item);
@@ -600,7 +589,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
                                                                       half(Shared::kErase), k);
         }
       }
-      finish(query);
+      finish<Engine>(query);
       Engine::hold(erase);
       Engine::hold(write);
     }

@@ -23,8 +23,8 @@ class GradStream
   static constexpr bool kOwnErase = Delta && !Tied && !kLate;
   using Base = GradWorker<Format, Engine, Columns, Tiles, kLate>;
   using Base::asks, Base::at, Base::bring_keys, Base::bring_state, Base::bring_states,
-      Base::bring_values, Base::clear, Base::cleared, Base::finish, Base::sizes, Base::sync,
-      Base::through, Base::wait, Base::zero;
+      Base::bring_values, Base::clear, Base::cleared, Base::sizes, Base::sync, Base::through,
+      Base::wait;
   using Base::call_, Base::lane_, Base::pairs_, Base::row_, Base::rows_, Base::thread_, Base::warp_,
       Base::worker_, Base::kHalf;
   using typename Base::Keys, typename Base::Shared, typename Base::Slot, typename Base::State,
@@ -93,7 +93,7 @@ class GradStream
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) Engine::template multiply<Keys, true>(d, m[k], tile, k, false);
-    finish(d);
+    finish<Engine>(d);
   }
   // This warp's part of <a, b>: the diagonal of a b^T.
   __device__ __forceinline__ float state_product(const unsigned char* a,
@@ -354,7 +354,7 @@ class GradStream
       Engine::begin();
       through(d, at(slot), at(Slot::state_a));
       if (Tiles == 2) through(d, at(slot) + Values::kBytes, at(Slot::state_b));
-      finish(d);
+      finish<Engine>(d);
     }
   }
 
@@ -482,13 +482,13 @@ class GradStream
       if (pair > 0) begin_back(item, pair, state);
       Engine::begin();
       through(d, at(Slot::update), at(kBack));
-      finish(d);
+      finish<Engine>(d);
       if (Tiles == 1) continue;
       wait(Slot::state_a);
       if (gated_) state += state_product(at(Slot::state_b), at(Slot::state_a));
       Engine::begin();
       through(d, at(Slot::update) + Values::kBytes, at(Slot::state_a));
-      finish(d);
+      finish<Engine>(d);
     }
     sync();
     if (more) ask_first(next);
@@ -517,7 +517,7 @@ class GradStream
             d, at(Slot::value) + Values::kBytes, at(late_erase), k);
       }
     }
-    finish(d);
+    finish<Engine>(d);
     sync();
     if (more) ask_last(next);
     if (warp_ == 0) {

@@ -32,6 +32,19 @@ struct StreamRows {
   GradItem items[3];  // a warp may still store one while another looks for the next but one
 };
 
+template <int Half>
+__device__ __forceinline__ void zero(float (&d)[Half]) {
+#pragma unroll
+  for (float& x : d) x = 0.0F;
+}
+// Waits for the products that d gets.
+template <class Engine, int Half>
+__device__ __forceinline__ void finish(float (&d)[Half]) {
+  Engine::commit();
+  Engine::template wait<0>();
+  Engine::hold(d);
+}
+
 // The rows of item `number`, (chunk, key head), by one warp.
 inline __device__ void find_item(const TwoKeyCall& sizes, std::int64_t number, GradItem* to) {
   const Rows& all = sizes.rows;
@@ -214,17 +227,6 @@ class GradWorker {
     for (int k = 0; k < 4; ++k) {
       Engine::template multiply_tiles<Values, false, State, true>(d, values, state, k);
     }
-  }
-  template <int Half>
-  __device__ __forceinline__ void zero(float (&d)[Half]) const {
-#pragma unroll
-    for (float& x : d) x = 0.0F;
-  }
-  template <int Half>
-  __device__ __forceinline__ void finish(float (&d)[Half]) const {
-    Engine::commit();
-    Engine::template wait<0>();
-    Engine::hold(d);
   }
   const StreamCall& call_;
   const int worker_, thread_;

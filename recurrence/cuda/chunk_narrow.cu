@@ -8,45 +8,40 @@ namespace rankone::recurrence::cuda {
 
 namespace {
 
-NarrowForward narrow_forward(const ChunkCall& chunk, const NarrowPlan& plan, void* z) {
+NarrowForward narrow_forward(const ChunkCall& chunk, void* z) {
   const TwoKeyCall& call = chunk.call;
   NarrowForward scan;
   scan.chunk = chunk;
   scan.tensors = scan_tensors(call, Engine::wgmma);
   scan.tensors.value =
-      rankone::cuda::row_map(call.v, call.rows.count, call.value_heads, call.d_v, plan.columns);
+      rankone::cuda::row_map(call.v, call.rows.count, call.value_heads, call.d_v, kNarrowColumns);
   scan.z = z;
-  scan.width = chunk.states != nullptr ? value_tiles(call.d_v) * kValueTile : call.d_v;
+  scan.width = value_tiles(call.d_v) * kValueTile;
   return scan;
 }
 
 }  // namespace
 
-void launch_narrow_scan(const ChunkCall& chunk, const NarrowPlan& plan, void* z, void* stream) {
-  const NarrowForward scan = narrow_forward(chunk, plan, z);
-  (chunk.call.format == Dtype::bf16 ? start_narrow_bf16 : start_narrow_f16)(scan, plan, stream);
-}
-
-void launch_narrow_scan_back(const ChunkCall& chunk, const NarrowPlan& plan, const ScanBack& back,
+void launch_narrow_scan_back(const ChunkCall& chunk, int cluster, const ScanBack& back,
                              void* stream) {
   const TwoKeyCall& call = chunk.call;
-  const NarrowForward forward = narrow_forward(chunk, plan, back.z);
+  const NarrowForward forward = narrow_forward(chunk, back.z);
   NarrowBackward scan;
   scan.chunk = chunk;
   scan.back = back;
   scan.tensors = forward.tensors;
   scan.tensors.value =
-      rankone::cuda::row_map(back.d_o, call.rows.count, call.value_heads, call.d_v, plan.columns);
+      rankone::cuda::row_map(back.d_o, call.rows.count, call.value_heads, call.d_v, kNarrowColumns);
   scan.width = forward.width;
   const ScaleParts scale = scale_parts(call.scale);
   scan.mantissa = scale.mantissa;
   scan.power = scale.power;
-  (call.format == Dtype::bf16 ? start_narrow_back_bf16 : start_narrow_back_f16)(scan, forward, plan,
-                                                                                stream);
+  (call.format == Dtype::bf16 ? start_narrow_back_bf16 : start_narrow_back_f16)(scan, forward,
+                                                                                cluster, stream);
 }
 
 bool takes_narrow_back(const TwoKeyCall& call, std::int64_t chunks, int multiprocessors,
-                       double microseconds, NarrowPlan& plan) {
+                       double microseconds, int& cluster) {
   // Microseconds on an H200: a chunk of a block while blocks go both ways, and a kernel besides.
   const double chunk = call.d_k <= 64 ? 1.05 : 1.4;
   constexpr double kStart = 8.0;
@@ -54,25 +49,11 @@ bool takes_narrow_back(const TwoKeyCall& call, std::int64_t chunks, int multipro
   const double more = call.gate == GateKind::channel ? 1.5
                       : call.delta && !call.same_key ? 1.4
                                                      : 1.0;
-  plan.columns = 32;
-  plan.cluster = call.d_v > 32 ? 2 : 1;
-  const std::int64_t blocks =
-      narrow_blocks(call, plan.columns, value_tiles(call.d_v) * kValueTile, plan.cluster);
-  const std::int64_t at_once = multiprocessors / plan.cluster * plan.cluster;
+  cluster = call.d_v > kNarrowColumns ? 2 : 1;
+  const std::int64_t blocks = narrow_blocks(call, value_tiles(call.d_v) * kValueTile, cluster);
+  const std::int64_t at_once = multiprocessors / cluster * cluster;
   const auto waves = static_cast<double>((2 * blocks + at_once - 1) / at_once);
   return kStart + waves * static_cast<double>(chunks) * chunk < microseconds * more;
-}
-
-int narrow_shared_bytes(const TwoKeyCall& call, int columns, bool output) {
-  int bytes = 0;
-  with_narrow_choices(call, columns, output,
-                      [&](auto dk, auto scaled, auto delta, auto n, auto seen) {
-                        using Stage = NarrowStage<dk, n, scaled, delta, seen>;
-                        const int stage = Stage::bytes(call.same_key);
-                        const int own = NarrowOwn<Stage>::kBytes;
-                        bytes = narrow_bytes(narrow_stages(stage, own), stage, own);
-                      });
-  return bytes;
 }
 
 }  // namespace rankone::recurrence::cuda

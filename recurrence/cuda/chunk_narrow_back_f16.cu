@@ -2,9 +2,9 @@
 
 namespace rankone::recurrence::cuda {
 
-void start_narrow_back_f16(const NarrowBackward& back, const NarrowForward& forward,
-                           const NarrowPlan& plan, void* stream) {
-  start_narrow_back<f16>(back, forward, plan, stream);
+void start_narrow_back_f16(const NarrowBackward& back, const NarrowForward& forward, int cluster,
+                           void* stream) {
+  start_narrow_back<f16>(back, forward, cluster, stream);
 }
 
 }  // namespace rankone::recurrence::cuda

@@ -375,13 +375,7 @@ __device__ __forceinline__ void scan_narrow_back(const NarrowBackward& scan, std
       const int count = task.count(task.chunks - 1);
       if (count < kChunkRows) {  // only the last chunk, which comes first
         clear_rows<typename Back::Value>(shared + Stage::kValue, count);
-        if constexpr (!Scaled) {
-          clear_rows<typename Stage::Key>(shared + Stage::kWrite, count);
-          clear_rows<typename Stage::Key>(shared + Stage::kQuery, count);
-          if (Stage::separate(call.same_key)) {
-            clear_rows<typename Stage::Key>(shared + Stage::kEnd, count);
-          }
-        }
+        clear_keys<Stage, Scaled, true>(shared, call.same_key, count);
         fence_async();
         barrier_sync(kClearBarrier, Back::kWorkers);
       }

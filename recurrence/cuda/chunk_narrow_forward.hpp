@@ -1,22 +1,21 @@
 #pragma once
 
-// The forward scan with narrow value tiles. Per chunk, with S the state [K, N value columns]:
+// The forward scan of a training call with narrow value tiles: the states of all chunks and Z, no
+// outputs. Per chunk, with S the state [K, N value columns]:
 //
-//     R = V - in (E~ S);   Z = Y R;   U = gain Z;   S = keep S + W^^T (out U)     the first group
-//     O = scale in (Q~ S) + P U                                                  the second one
+//     R = V - in (E~ S);   Z = Y R;   U = gain Z;   S = keep S + W^^T (out U)
 //
 // What is rounded where is as in chunk_scan_forward.hpp.
 
 #include "recurrence/cuda/chunk_narrow_parts.hpp"
-#include "recurrence/cuda/chunk_scan_feed.hpp"
 
 namespace rankone::recurrence::cuda {
 
 struct NarrowForward {
   ChunkCall chunk;
   ScanTensors tensors;  // `value` in rows of N columns
-  void* z = nullptr;    // Z, [R, HV, V], of delta calls without output; may be null
-  int width = 0;        // value columns, up to whole tiles of 64 where states are written
+  void* z = nullptr;    // Z, [R, HV, V], of delta calls
+  int width = 0;        // value columns, up to whole tiles of 64
   int stages = 2;
 };
 
@@ -26,33 +25,13 @@ struct NarrowOwn {
   static constexpr int kRest = Stage::Rows::kBytes, kUpdate = 2 * kRest, kBytes = 3 * kRest;
 };
 
-inline constexpr int kNarrowBarrier = 1;  // and the next one: of a group each
+inline constexpr int kNarrowBarrier = 1;  // of the first group
 
-template <class Stage, bool Scaled, bool Delta, bool Seen>
-__device__ __forceinline__ void clear_narrow(unsigned char* stage, bool same_key, int rows) {
-  if (group_number() == 0) {
-    constexpr int kPieces = Stage::Value::kColumns / 8;
-    for (int i = rows * kPieces + group_thread(); i < 64 * kPieces; i += kGroup) {
-      *reinterpret_cast<uint4*>(stage + Stage::kValue +
-                                Stage::Value::place(i / kPieces, i % kPieces)) =
-          make_uint4(0, 0, 0, 0);
-    }
-    if constexpr (!Scaled) {
-      clear_rows<typename Stage::Key>(stage + Stage::kWrite, rows);
-      if (Stage::separate(same_key)) clear_rows<typename Stage::Key>(stage + Stage::kEnd, rows);
-    }
-  } else if constexpr (!Scaled && Seen) {
-    clear_rows<typename Stage::Key>(stage + Stage::kQuery, rows);
-  }
-  fence_async();
-  barrier_sync(kNarrowBarrier + group_number(), kGroup);
-}
-
-template <class Format, int DK, int N, bool Scaled, bool Delta, bool Output>
+template <class Format, int DK, int N, bool Scaled, bool Delta>
 __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const NarrowTask& task,
                                              const NarrowBarriers& barriers, unsigned char* stages,
                                              unsigned char* own) {
-  using Stage = NarrowStage<DK, N, Scaled, Delta, Output>;
+  using Stage = NarrowStage<DK, N, Scaled, Delta>;
   using Own = NarrowOwn<Stage>;
   using Engine = WgmmaEngine<Format>;
   using Key = typename Stage::Key;
@@ -86,7 +65,10 @@ __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const Na
     unsigned char* const stage = stages + turns.stage() * bytes;
     const int count = task.count(index);
     if (count < kChunkRows) {
-      clear_narrow<Stage, Scaled, Delta, Output>(stage, call.same_key, count);
+      clear_rows<Value>(stage + Stage::kValue, count);
+      clear_keys<Stage, Scaled, false>(stage, call.same_key, count);
+      fence_async();
+      barrier_sync(kNarrowBarrier, kGroup);
     }
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
@@ -148,9 +130,7 @@ __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const Na
             task.record + index * (call.value_heads * chunk.layout.bytes) + chunk.layout.square_low,
             own, own + Own::kRest);
       }
-      if constexpr (!Output) {
-        if (scan.z != nullptr) put_rounded<Format, Value>(stage + Stage::kValue, 0, rows);
-      }
+      put_rounded<Format, Value>(stage + Stage::kValue, 0, rows);
     } else {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) rows[i] = values[i];
@@ -158,7 +138,6 @@ __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const Na
       for (int block = 0; block < kBlocks; ++block) scale_rows(state[block], keep[block]);
     }
     scale_rows(rows, gain);
-    if constexpr (Output) put_rounded<Format, Rows>(stage + Stage::kRows, 0, rows);
     if constexpr (!Scaled) scale_rows(rows, out);
     put_rounded<Format, Rows>(own + Own::kUpdate, 0, rows);
     fence_async();
@@ -180,19 +159,6 @@ __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const Na
     for (int block = 0; block < kBlocks; ++block) Engine::hold(state[block]);
     turns.finish();
   }
-
-  if (call.final_state != nullptr && Output) {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      each_narrow_pair<N / 2>(call.final_state + head * size, block, task.column, call.d_k,
-                              call.d_v, [&](int n, float* at, bool inside) {
-                                if (inside) {
-                                  *reinterpret_cast<float2*>(at) =
-                                      make_float2(state[block][2 * n], state[block][2 * n + 1]);
-                                }
-                              });
-    }
-  }
 }
 
 // Rows of the value tile, 16 of each warp, to the tensor.
@@ -211,86 +177,53 @@ __device__ __forceinline__ void take_narrow_rows(const unsigned char* tile, unsi
   }
 }
 
-// The second group: outputs, or the states of every chunk and Z.
-template <class Format, int DK, int N, bool Scaled, bool Delta, bool Output>
+// The second group: takes the state of every chunk and Z away.
+template <class Format, int DK, int N, bool Scaled, bool Delta>
 __device__ __forceinline__ void see_narrow(const NarrowForward& scan, const NarrowTask& task,
                                            const NarrowBarriers& barriers, unsigned char* stages) {
-  using Stage = NarrowStage<DK, N, Scaled, Delta, Output>;
-  using Engine = WgmmaEngine<Format>;
+  using Stage = NarrowStage<DK, N, Scaled, Delta>;
   using State = typename Stage::State;
   using Value = typename Stage::Value;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   const int bytes = Stage::bytes(call.same_key), lane = static_cast<int>(threadIdx.x % 32);
   const std::int64_t stride = call.value_heads * call.d_v * 2;
-  void* const result = Output ? call.o : Delta ? scan.z : nullptr;
-  unsigned char* to = static_cast<unsigned char*>(result) + task.row * stride +
-                      (static_cast<std::int64_t>(task.head) * call.d_v + task.column) * 2;
+  unsigned char* to = nullptr;
+  if constexpr (Delta) {
+    to = static_cast<unsigned char*>(scan.z) + task.row * stride +
+         (static_cast<std::int64_t>(task.head) * call.d_v + task.column) * 2;
+  }
 
   NarrowTurns turns(barriers, scan.stages, task.blocks);
   for (int index = 0; index < task.chunks; ++index) {
     unsigned char* const stage = stages + turns.stage() * bytes;
     const int count = task.count(index);
     turns.await(barriers.full);
-    if constexpr (Output) {
-      if (count < kChunkRows) {
-        clear_narrow<Stage, Scaled, Delta, Output>(stage, call.same_key, count);
-      }
-      turns.await(barriers.state);
-      float seen[N / 2];
-      Engine::begin();
+    turns.await(barriers.state);
+    // Transposed, in tiles of 64 value columns: 8 of them of 8 channels are a matrix.
+    if (task.column < scan.width) {
+      unsigned char* const tile =
+          static_cast<unsigned char*>(chunk.states) +
+          2 * chunk.state_tile(task.first_chunk + index, task.head, task.column / 64);
 #pragma unroll
-      for (int k = 0; k < DK / 16; ++k) {
-        Engine::template multiply_tiles<typename Stage::Key, false, State, true>(
-            seen, stage + Stage::kQuery, stage + Stage::kState, k, k == 0);
-      }
-      Engine::commit();
-      float2 in = Scaled ? make_float2(1.0F, 1.0F) : numbers_of(stage + Stage::kIn);
-      in.x *= call.scale;
-      in.y *= call.scale;
-      Engine::template wait<0>();
-      Engine::hold(seen);
-      scale_rows(seen, in);
-      turns.await(barriers.rows);
-      Engine::begin();
+      for (int i = 0; i < DK / 64; ++i) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Engine::template multiply_tiles<typename Stage::Square, false, typename Stage::Rows, true>(
-            seen, stage + Stage::kSquareP, stage + Stage::kRows, k);
-      }
-      Engine::commit();
-      Engine::template wait<0>();
-      Engine::hold(seen);
-      put_rounded<Format, Value>(stage + Stage::kValue, 0, seen);
-    } else {
-      turns.await(barriers.state);
-      if (chunk.states != nullptr) {
-        // Transposed, in tiles of 64 value columns: 8 of them of 8 channels are a matrix.
-        unsigned char* const tile =
-            static_cast<unsigned char*>(chunk.states) +
-            2 * chunk.state_tile(task.first_chunk + index, task.head, task.column / 64);
-        if (task.column < scan.width) {
+        for (int n = 0; n < N / 16; ++n) {
+          const int k = 16 * (4 * i + group_warp());
+          std::uint32_t r[4];
+          load_matrix_x4_transposed(
+              r, stage + Stage::kState + State::place(k + lane % 16, 2 * n + lane / 16));
 #pragma unroll
-          for (int i = 0; i < DK / 64; ++i) {
-#pragma unroll
-            for (int n = 0; n < N / 16; ++n) {
-              const int k = 16 * (4 * i + group_warp());
-              std::uint32_t r[4];
-              load_matrix_x4_transposed(
-                  r, stage + Stage::kState + State::place(k + lane % 16, 2 * n + lane / 16));
-#pragma unroll
-              for (int j = 0; j < 4; ++j) {
-                const int v = task.column % 64 + 16 * n + 8 * (j / 2) + lane / 4;
-                *reinterpret_cast<std::uint32_t*>(tile + (k / 8 + j % 2) * 1024 + v * 16 +
-                                                  lane % 4 * 4) = r[j];
-              }
-            }
+          for (int j = 0; j < 4; ++j) {
+            const int v = task.column % 64 + 16 * n + 8 * (j / 2) + lane / 4;
+            *reinterpret_cast<std::uint32_t*>(tile + (k / 8 + j % 2) * 1024 + v * 16 +
+                                              lane % 4 * 4) = r[j];
           }
         }
       }
-      turns.await(barriers.rows);
     }
-    if (result != nullptr) {
+    turns.await(barriers.rows);
+    if constexpr (Delta) {
       __syncwarp();
       take_narrow_rows<Value>(stage + Stage::kValue, to, stride, count, call.d_v - task.column);
       to += kChunkRows * stride;
@@ -300,9 +233,9 @@ __device__ __forceinline__ void see_narrow(const NarrowForward& scan, const Narr
   }
 }
 
-template <class Format, int DK, int N, bool Scaled, bool Delta, bool Output>
+template <class Format, int DK, int N, bool Scaled, bool Delta>
 __device__ __forceinline__ void scan_narrow(const NarrowForward& scan, std::uint32_t block) {
-  using Stage = NarrowStage<DK, N, Scaled, Delta, Output>;
+  using Stage = NarrowStage<DK, N, Scaled, Delta>;
   const TwoKeyCall& call = scan.chunk.call;
   unsigned char* const shared = shared_memory();
   unsigned char* const own = shared + scan.stages * Stage::bytes(call.same_key);
@@ -311,12 +244,12 @@ __device__ __forceinline__ void scan_narrow(const NarrowForward& scan, std::uint
                                               block, N, scan.width, kNarrowGroups * kGroup);
   if (call.takes(task.rows)) {  // the whole cluster or none of it
     if (threadIdx.x < kGroup) {
-      carry_narrow<Format, DK, N, Scaled, Delta, Output>(scan, task, barriers, shared, own);
+      carry_narrow<Format, DK, N, Scaled, Delta>(scan, task, barriers, shared, own);
     } else if (threadIdx.x < kNarrowGroups * kGroup) {
-      see_narrow<Format, DK, N, Scaled, Delta, Output>(scan, task, barriers, shared);
+      see_narrow<Format, DK, N, Scaled, Delta>(scan, task, barriers, shared);
     } else if (threadIdx.x < kNarrowThreads) {
-      feed_narrow<Stage, DK, Scaled, Delta, Output>(scan.chunk, scan.tensors, task, barriers,
-                                                    shared, scan.stages, 0, 1);
+      feed_narrow<Stage, DK, Scaled, Delta, false>(scan.chunk, scan.tensors, task, barriers, shared,
+                                                   scan.stages, 0, 1);
     }
   }
   cluster_sync();  // others bring tiles and arrive here until the end

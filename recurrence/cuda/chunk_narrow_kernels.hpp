@@ -12,12 +12,6 @@
 
 namespace rankone::recurrence::cuda {
 
-template <class Format, int DK, int N, bool Scaled, bool Delta, bool Output>
-__global__ void __launch_bounds__(kNarrowThreads, 1)
-    narrow_kernel(const __grid_constant__ NarrowForward scan) {
-  scan_narrow<Format, DK, N, Scaled, Delta, Output>(scan, blockIdx.x);
-}
-
 // The first blocks go back, the others forward.
 template <class Format, int DK, int N, bool Scaled, bool Delta>
 __global__ void __launch_bounds__(NarrowBack<DK, N, Scaled, Delta>::kThreads, 1)
@@ -26,7 +20,7 @@ __global__ void __launch_bounds__(NarrowBack<DK, N, Scaled, Delta>::kThreads, 1)
   if (blockIdx.x < back.blocks) {
     scan_narrow_back<Format, DK, N, Scaled, Delta>(back, blockIdx.x);
   } else {
-    scan_narrow<Format, DK, N, Scaled, Delta, false>(forward, blockIdx.x - back.blocks);
+    scan_narrow<Format, DK, N, Scaled, Delta>(forward, blockIdx.x - back.blocks);
   }
 }
 
@@ -38,62 +32,30 @@ inline int narrow_stages(int stage_bytes, int own) {
   return stages;
 }
 
-// visit(DK, Scaled, Delta, N, Output), all known at compile time.
-template <class Visit>
-void with_narrow_choices(const TwoKeyCall& call, int columns, bool output, Visit&& visit) {
-  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const auto with_output = [&](auto n) {
-      output ? visit(dk, scaled, delta, n, std::true_type{})
-             : visit(dk, scaled, delta, n, std::false_type{});
-    };
-    columns == 32 ? with_output(std::integral_constant<int, 32>{})
-                  : with_output(std::integral_constant<int, 64>{});
-  });
-}
-
 template <class Format>
-void start_narrow(NarrowForward scan, const NarrowPlan& plan, void* stream) {
-  const TwoKeyCall& call = scan.chunk.call;
-  const std::int64_t blocks = narrow_blocks(call, plan.columns, scan.width, plan.cluster);
-  with_narrow_choices(
-      call, plan.columns, call.o != nullptr,
-      [&](auto dk, auto scaled, auto delta, auto n, auto output) {
-        using Stage = NarrowStage<dk, n, scaled, delta, output>;
-        const int bytes = Stage::bytes(call.same_key), own = NarrowOwn<Stage>::kBytes;
-        scan.stages = narrow_stages(bytes, own);
-        launch_clusters(narrow_kernel<Format, dk, n, scaled, delta, output>, blocks, plan.cluster,
-                        kNarrowThreads,
-                        static_cast<std::size_t>(narrow_bytes(scan.stages, bytes, own)), stream,
-                        scan);
-      });
-}
-
-template <class Format>
-void start_narrow_back(NarrowBackward back, NarrowForward forward, const NarrowPlan& plan,
-                       void* stream) {
+void start_narrow_back(NarrowBackward back, NarrowForward forward, int cluster, void* stream) {
   const TwoKeyCall& call = back.chunk.call;
-  const std::int64_t blocks = narrow_blocks(call, plan.columns, back.width, plan.cluster);
+  const std::int64_t blocks = narrow_blocks(call, back.width, cluster);
   back.blocks = static_cast<std::uint32_t>(blocks);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    using Back = NarrowBack<dk, 32, scaled, delta>;
-    using Stage = NarrowStage<dk, 32, scaled, delta, false>;
+    using Back = NarrowBack<dk, kNarrowColumns, scaled, delta>;
+    using Stage = NarrowStage<dk, kNarrowColumns, scaled, delta>;
     const int stage = Back::Stage::bytes(call.same_key), other = Stage::bytes(call.same_key);
     constexpr int kOther = NarrowOwn<Stage>::kBytes;
     back.stages = narrow_stages(stage, Back::kOwn);
     forward.stages = narrow_stages(other, kOther);
     const int bytes = std::max(narrow_bytes(back.stages, stage, Back::kOwn),
                                narrow_bytes(forward.stages, other, kOther));
-    launch_clusters(narrow_back_kernel<Format, dk, 32, scaled, delta>, 2 * blocks, plan.cluster,
-                    Back::kThreads, static_cast<std::size_t>(bytes), stream, back, forward);
+    launch_clusters(narrow_back_kernel<Format, dk, kNarrowColumns, scaled, delta>, 2 * blocks,
+                    cluster, Back::kThreads, static_cast<std::size_t>(bytes), stream, back,
+                    forward);
   });
 }
 
-// Defined in chunk_narrow_{bf16,f16}.cu.
-void start_narrow_bf16(const NarrowForward& scan, const NarrowPlan& plan, void* stream);
-void start_narrow_f16(const NarrowForward& scan, const NarrowPlan& plan, void* stream);
-void start_narrow_back_bf16(const NarrowBackward& back, const NarrowForward& forward,
-                            const NarrowPlan& plan, void* stream);
-void start_narrow_back_f16(const NarrowBackward& back, const NarrowForward& forward,
-                           const NarrowPlan& plan, void* stream);
+// Defined in chunk_narrow_back_{bf16,f16}.cu.
+void start_narrow_back_bf16(const NarrowBackward& back, const NarrowForward& forward, int cluster,
+                            void* stream);
+void start_narrow_back_f16(const NarrowBackward& back, const NarrowForward& forward, int cluster,
+                           void* stream);
 
 }  // namespace rankone::recurrence::cuda

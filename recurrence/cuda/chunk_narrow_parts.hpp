@@ -10,59 +10,32 @@
 // stands in the other scans, on the left, and what the warps round and put there, Tile<rows, N>, on
 // the right.
 //
-// The block: a group of four warps that carries the state, one that makes what needs the state
-// besides, and a warp that brings tiles. A stage of shared memory has all that belongs to a chunk,
-// also the rounded state and the rows that the first group hands to the second, so that the
-// barriers of the stage order their uses too.
+// The block of the forward scan: a group of four warps that carries the state, one that takes the
+// states and Z away, and a warp that brings tiles. A stage of shared memory has all that belongs to
+// a chunk, also the rounded state that the first group hands to the second, so that the barriers of
+// the stage order its uses too.
 
 #include "recurrence/cuda/chunk_scan.hpp"
-#include "recurrence/cuda/chunk_scan_parts.hpp"
+#include "recurrence/cuda/chunk_scan_feed.hpp"
 
 namespace rankone::recurrence::cuda {
 
 inline constexpr int kNarrowGroups = 2;
 inline constexpr int kNarrowThreads = kNarrowGroups * kGroup + 32;
 
+inline constexpr int kNarrowColumns = 32;  // value columns of a block
+
 // Rows of value columns.
 template <int N>
-using NarrowValue = std::conditional_t<N == 64, RowTile<64, 64>, NarrowTile<64, N == 64 ? 32 : N>>;
+using NarrowValue = NarrowTile<64, N>;
 
-// Seen: with q and P. Row tiles stand at multiples of 1,024 bytes; what comes from the record in
-// its order; the only tile that is not always there, that of e where it is not w, at the end.
-template <int DK, int N, bool Scaled, bool Delta, bool Seen>
-struct NarrowStage {
-  using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
-  using Square = Tile<64, 64, false>;
-  using Value = NarrowValue<N>;
+// A stage of the forward scan, without q and P. Its own part: the rounded state, for both groups.
+template <int DK, int N, bool Scaled, bool Delta>
+struct NarrowStage
+    : ScanStage<DK, Scaled, Delta, false, 1, NarrowValue<N>, Tile<DK, N, false>::kBytes> {
   using State = Tile<DK, N, false>;
   using Rows = Tile<64, N, false>;
-
-  static constexpr int kValue = 0;
-  static constexpr int kRowWrite = kValue + (Value::kBytes + 1023) / 1024 * 1024;
-  static constexpr int kRowQuery = kRowWrite + (Scaled ? 0 : Key::kBytes);
-  static constexpr int kState = kRowQuery + (Scaled || !Seen ? 0 : Key::kBytes);  // rounded
-  static constexpr int kRows = kState + State::kBytes;  // what the groups hand to each other
-  static constexpr int kSquareY = kRows + Rows::kBytes;
-  static constexpr int kSquareP = kSquareY + (Delta ? Square::kBytes : 0);
-  static constexpr int kIn = kSquareP + (Seen ? Square::kBytes : 0);
-  static constexpr int kOut = kIn + 256, kGain = kOut + 256, kKeep = kGain + 256;
-  static constexpr int kPrecise = kKeep + DK * 4;
-  static constexpr int kScaledQuery = kIn + number_bytes(DK);
-  static constexpr int kScaledErase = kScaledQuery + (Scaled && Seen ? Key::kBytes : 0);
-  static constexpr int kScaledWrite = kScaledErase + (Scaled && Delta ? Key::kBytes : 0);
-  static constexpr int kEnd = (kScaledWrite + (Scaled ? Key::kBytes : 0) + 1023) / 1024 * 1024;
-  static constexpr int kQuery = Scaled ? kScaledQuery : kRowQuery;
-  static constexpr int kWrite = Scaled ? kScaledWrite : kRowWrite;
-
-  static __host__ __device__ constexpr bool separate(bool same_key) {
-    return !Scaled && Delta && !same_key;
-  }
-  static __host__ __device__ constexpr int erase(bool same_key) {
-    return Scaled ? kScaledErase : separate(same_key) ? kEnd : kRowWrite;
-  }
-  static __host__ __device__ constexpr int bytes(bool same_key) {
-    return kEnd + (separate(same_key) ? Key::kBytes : 0);
-  }
+  static constexpr int kState = NarrowStage::kOwn;
 };
 
 // What a block does. Blocks are numbered [sequence, cluster of tiles, head, tile of the cluster]:
@@ -105,14 +78,14 @@ struct NarrowTask {
     return left < kChunkRows ? left : kChunkRows;
   }
 };
-inline std::int64_t narrow_blocks(const TwoKeyCall& call, int columns, int width, int cluster) {
-  return call.rows.sequences * call.value_heads *
-         ((width + cluster * columns - 1) / (cluster * columns)) * cluster;
+inline std::int64_t narrow_blocks(const TwoKeyCall& call, int width, int cluster) {
+  const int columns = cluster * kNarrowColumns;
+  return call.rows.sequences * call.value_heads * ((width + columns - 1) / columns) * cluster;
 }
 
 // Barriers of the stages. `full`: the copy engine has brought the tiles. `empty`: both groups of
 // all blocks of the cluster have done with the stage, since any block may bring tiles to all. The
-// first group says `state` and `rows` when those stand in the stage.
+// first group says `state` and `rows` when the state and Z stand in the stage.
 struct NarrowBarriers {
   std::uint64_t *full, *empty, *state, *rows;  // [stages] each
 
@@ -160,34 +133,27 @@ class NarrowTurns {
  public:
   __device__ NarrowTurns(const NarrowBarriers& barriers, int stages, int blocks)
       : barriers_(barriers), stages_(stages), blocks_(blocks) {}
-  __device__ __forceinline__ int stage() const { return stage_; }
-  __device__ __forceinline__ int next_stage() const {
-    return stage_ + 1 == stages_ ? 0 : stage_ + 1;
-  }
+  __device__ __forceinline__ int stage() const { return turn_.stage; }
+  __device__ __forceinline__ int next_stage() const { return turn_.next(stages_).stage; }
   __device__ __forceinline__ void await(std::uint64_t* of_stages) const {
-    mbarrier_wait(of_stages + stage_, parity_);
+    mbarrier_wait(of_stages + turn_.stage, turn_.parity);
   }
   __device__ __forceinline__ void await_next_full(bool wanted) const {
-    const bool wraps = stage_ + 1 == stages_;
-    mbarrier_wait(barriers_.full + (wraps ? 0 : stage_ + 1), parity_ ^ (wraps ? 1U : 0U), wanted);
+    const Turn next = turn_.next(stages_);
+    mbarrier_wait(barriers_.full + next.stage, next.parity, wanted);
   }
   // By every warp when its last reads of the stage are over.
   __device__ __forceinline__ void finish() {
     __syncwarp();
     const int lane = static_cast<int>(threadIdx.x % 32);
-    if (lane < blocks_) mbarrier_arrive_at(barriers_.empty + stage_, lane);
-    step();
-  }
-  __device__ __forceinline__ void step() {
-    const bool wraps = stage_ + 1 == stages_;
-    stage_ = wraps ? 0 : stage_ + 1;
-    parity_ ^= wraps ? 1U : 0U;
+    if (lane < blocks_) mbarrier_arrive_at(barriers_.empty + turn_.stage, lane);
+    turn_ = turn_.next(stages_);
   }
 
  private:
   const NarrowBarriers& barriers_;
-  int stages_, blocks_, stage_ = 0;
-  std::uint32_t parity_ = 0;
+  int stages_, blocks_;
+  Turn turn_;
 };
 
 // Copies of which every block of a cluster makes a part for all blocks.
@@ -280,16 +246,13 @@ __device__ __forceinline__ void feed_narrow(const ChunkCall& chunk, const ScanTe
                                             int step) {
   if (threadIdx.x % 32 == 0) {
     const int bytes = Stage::bytes(chunk.call.same_key);
-    int stage = 0;
-    std::uint32_t parity = 1;  // of the turn before
+    Turn turn{0, 1};  // the parity of the turn before
     for (int number = 0; number < task.chunks; ++number) {
-      if (number >= stage_count) mbarrier_wait(barriers.empty + stage, parity);
-      load_narrow<Stage, DK, Scaled, Delta, Seen>(chunk, tensors, task, stages + stage * bytes,
-                                                  first + number * step, barriers.full + stage);
-      if (++stage == stage_count) {
-        stage = 0;
-        parity ^= 1U;
-      }
+      if (number >= stage_count) mbarrier_wait(barriers.empty + turn.stage, turn.parity);
+      load_narrow<Stage, DK, Scaled, Delta, Seen>(chunk, tensors, task, stages + turn.stage * bytes,
+                                                  first + number * step,
+                                                  barriers.full + turn.stage);
+      turn = turn.next(stage_count);
     }
   }
   __syncwarp();

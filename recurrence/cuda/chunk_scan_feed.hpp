@@ -234,14 +234,18 @@ __device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
   }
 }
 template <class Stage, bool Scaled, bool Seen>
-__device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key, int rows) {
-  clear_rows<typename Stage::Value>(stage + Stage::kValue + group_number() * Stage::Value::kBytes,
-                                    rows);
+__device__ __forceinline__ void clear_keys(unsigned char* stage, bool same_key, int rows) {
   if constexpr (!Scaled) {
     clear_rows<typename Stage::Key>(stage + Stage::kWrite, rows);
     if (Stage::separate(same_key)) clear_rows<typename Stage::Key>(stage + Stage::kEnd, rows);
     if constexpr (Seen) clear_rows<typename Stage::Key>(stage + Stage::kQuery, rows);
   }
+}
+template <class Stage, bool Scaled, bool Seen>
+__device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key, int rows) {
+  clear_rows<typename Stage::Value>(stage + Stage::kValue + group_number() * Stage::Value::kBytes,
+                                    rows);
+  clear_keys<Stage, Scaled, Seen>(stage, same_key, rows);
   fence_async();
   barrier_sync(kGroupBarrier + group_number(), kGroup);
 }

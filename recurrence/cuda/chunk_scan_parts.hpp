@@ -35,9 +35,9 @@ __device__ __forceinline__ int group_warp() { return static_cast<int>(threadIdx.
 // Where the tiles of a stage stand. The key tiles come as rows of q, e and w, or, with channel
 // decay (Scaled), from the record. Seen: with q and P. Row tiles stand at multiples of 1,024 bytes;
 // what comes from the record in its order; the only tile that is not always there, that of e where
-// it is not w, at the end.
+// it is not w, at the end. Own: bytes of a stage for what the block puts there itself.
 template <int DK, bool Scaled, bool Delta, bool Seen, int Groups,
-          class ValueTile = RowTile<64, kValueTile>>
+          class ValueTile = RowTile<64, kValueTile>, int Own = 0>
 struct ScanStage {
   using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
   using Value = ValueTile;
@@ -46,7 +46,8 @@ struct ScanStage {
   static constexpr int kValue = 0;  // of each group
   static constexpr int kRowWrite = kValue + Groups * Value::kBytes;
   static constexpr int kRowQuery = kRowWrite + (Scaled ? 0 : Key::kBytes);
-  static constexpr int kSquareY = kRowQuery + (Scaled || !Seen ? 0 : Key::kBytes);
+  static constexpr int kOwn = kRowQuery + (Scaled || !Seen ? 0 : Key::kBytes);
+  static constexpr int kSquareY = kOwn + Own;
   static constexpr int kSquareP = kSquareY + (Delta ? Square::kBytes : 0);
   static constexpr int kIn = kSquareP + (Seen ? Square::kBytes : 0);
   static constexpr int kOut = kIn + 256, kGain = kOut + 256, kKeep = kGain + 256;

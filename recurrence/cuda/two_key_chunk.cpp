@@ -107,10 +107,10 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   double microseconds = 0.0;
   Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
                                     multiprocessors(), true, &microseconds);
-  NarrowPlan narrow;
+  int cluster = 1;
   const bool takes_narrow =
       chosen == Engine::wgmma &&
-      takes_narrow_back(call, chunks, multiprocessors(), microseconds, narrow);
+      takes_narrow_back(call, chunks, multiprocessors(), microseconds, cluster);
   if (takes_narrow) segments = Segments{};
   const Split split = split_scratch(context, sequences, call, segments);
   ScanBack scan{back.d_o, back.d_final, z, d_value, back.d_initial, nullptr};
@@ -121,17 +121,17 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   if (context.planning()) return;
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   if (takes_narrow) {
-    launch_narrow_scan_back(chunk, narrow, scan, context.stream());
-    launch_chunk_grad(chunk, back, {chosen, multiprocessors(), shared_bytes()}, context.stream());
-    return;
+    launch_narrow_scan_back(chunk, cluster, scan, context.stream());
+  } else {
+    const ScanTensors tensors = scan_tensors(call, chosen);
+    if (segments.count > 1) {
+      launch_segment_maps_back(chunk, tensors, segments, split.maps, scan, chosen,
+                               context.stream());
+      launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, scan.ends, chosen,
+                                context.stream());
+    }
+    launch_scan_back(chunk, tensors, segments, scan, chosen, context.stream());
   }
-  const ScanTensors tensors = scan_tensors(call, chosen);
-  if (segments.count > 1) {
-    launch_segment_maps_back(chunk, tensors, segments, split.maps, scan, chosen, context.stream());
-    launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, scan.ends, chosen,
-                              context.stream());
-  }
-  launch_scan_back(chunk, tensors, segments, scan, chosen, context.stream());
   launch_chunk_grad(chunk, back, {chosen, multiprocessors(), shared_bytes()}, context.stream());
 }
 

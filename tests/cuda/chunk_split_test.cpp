@@ -51,58 +51,9 @@ class SplitRun {
     return o;
   }
 
-  // The same by the narrow scan: O and the final state, or the states of all chunks and Z.
-  std::vector<unsigned char> narrow(const kernels::NarrowPlan& plan, bool output) {
-    kernels::ChunkCall chunk = chunk_;
-    const std::int64_t values = p_.rows * p_.value_heads * p_.c.d_v * 2;
-    const std::int64_t of_states = chunk.state_tile(p_.chunks, 0, 0) * 2;
-    const std::int64_t of_final = boundary_floats(1) * 4;
-    void* const states = output ? nullptr : bytes(of_states);
-    void* const result = bytes(values);
-    void* const final_state = bytes(of_final);
-    chunk.states = states;
-    if (output) {
-      chunk.call.o = result;
-      chunk.call.final_state = static_cast<float*>(final_state);
-    }
-    kernels::launch_narrow_scan(chunk, plan, p_.c.delta && !output ? result : nullptr, nullptr);
-    std::vector<unsigned char> all;
-    const auto append = [&](const void* from, std::int64_t count) {
-      const std::vector<unsigned char> more = memory_.read(from, static_cast<std::size_t>(count));
-      all.insert(all.end(), more.begin(), more.end());
-    };
-    if (output || p_.c.delta) append(result, values);
-    if (output) append(final_state, of_final);
-    if (!output) append(states, of_states);
-    return all;
-  }
-
-  // What narrow() gives, by the scan in one piece.
-  std::vector<unsigned char> wide(bool output) {
-    std::vector<unsigned char> all;
-    const auto append = [&](const void* from, std::int64_t count) {
-      const std::vector<unsigned char> more = memory_.read(from, static_cast<std::size_t>(count));
-      all.insert(all.end(), more.begin(), more.end());
-    };
-    const std::int64_t values = p_.rows * p_.value_heads * p_.c.d_v * 2;
-    if (output) {
-      kernels::ChunkCall chunk = chunk_;
-      chunk.call.o = bytes(values);
-      chunk.call.final_state = static_cast<float*>(bytes(boundary_floats(1) * 4));
-      prepare(1);
-      kernels::launch_scan(chunk, tensors_of_call(), segments_, engine_, nullptr);
-      append(chunk.call.o, values);
-      append(chunk.call.final_state, boundary_floats(1) * 4);
-    } else {
-      back(1);
-      if (p_.c.delta) append(z_, values);
-      append(states_, chunk_.state_tile(p_.chunks, 0, 0) * 2);
-    }
-    return all;
-  }
-
-  // Of both directions, with a plan by the narrow scans. The cotangent of the initial state.
-  std::vector<unsigned char> back(int segments, const kernels::NarrowPlan* plan = nullptr) {
+  // Of both directions; with a cluster by the narrow scans, in one segment. The cotangent of the
+  // initial state.
+  std::vector<unsigned char> back(int segments, int cluster = 0) {
     kernels::ChunkCall chunk = chunk_;
     chunk.states = states_;
     chunk.d_states = d_states_;
@@ -119,8 +70,8 @@ class SplitRun {
       kernels::launch_segment_boundaries(chunk, segments, maps_, starts_, scan.ends, engine_,
                                          nullptr);
     }
-    if (plan != nullptr) {
-      kernels::launch_narrow_scan_back(chunk, *plan, scan, nullptr);
+    if (cluster > 0) {
+      kernels::launch_narrow_scan_back(chunk, cluster, scan, nullptr);
     } else {
       kernels::launch_scan_back(chunk, tensors_of_call(), segments_, scan, engine_, nullptr);
     }
@@ -132,6 +83,18 @@ class SplitRun {
     }
     EXPECT_LE(tensors_.error(p_.d_v, d_v_, p_.c.format), bound);
     return memory_.read(scan.d_initial, static_cast<std::size_t>(boundary_floats(1) * 4));
+  }
+
+  // Z, if there is one, and the states of all chunks, as the last back() left them.
+  std::vector<unsigned char> carried() const {
+    std::vector<unsigned char> all;
+    const auto append = [&](const void* from, std::int64_t count) {
+      const std::vector<unsigned char> more = memory_.read(from, static_cast<std::size_t>(count));
+      all.insert(all.end(), more.begin(), more.end());
+    };
+    if (p_.c.delta) append(z_, p_.rows * p_.value_heads * p_.c.d_v * 2);
+    append(states_, chunk_.state_tile(p_.chunks, 0, 0) * 2);
+    return all;
   }
 
  private:
@@ -248,41 +211,20 @@ TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
   cuda::emulation::set_order(0);
 }
 
-// Sums have the same order in both scans.
-TEST(ChunkNarrow, IsTheScanInOnePiece) {
-  for (const GradCase& c : split_cases()) {
-    const GradProblem p = make_problem(c);
-    const GradTensors<SplitMemory> tensors(p);
-    SplitRun run(p, tensors, kernels::Engine::wgmma);
-    for (const bool output : {true, false}) {
-      const std::vector<unsigned char> whole = run.wide(output);
-      for (const int columns : {32, 64}) {
-        for (const int cluster : {1, 2, 4}) {
-          SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k
-                                          << " d_v " << c.d_v << " delta " << c.delta << " columns "
-                                          << columns << " cluster " << cluster);
-          cuda::emulation::set_order(static_cast<std::uint64_t>(cluster));
-          EXPECT_TRUE(run.narrow({columns, cluster}, output) == whole) << output;
-        }
-      }
-    }
-  }
-  cuda::emulation::set_order(0);
-}
-
 TEST(ChunkNarrow, BothDirectionsAreTheRecurrence) {
   for (const GradCase& c : split_cases()) {
     const GradProblem p = make_problem(c);
     const GradTensors<SplitMemory> tensors(p);
     SplitRun run(p, tensors, kernels::Engine::wgmma);
     const std::vector<unsigned char> initial = run.back(1);
+    const std::vector<unsigned char> carried = run.carried();
     for (const int cluster : {1, 2, 4}) {
       SCOPED_TRACE(testing::Message()
                    << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k << " d_v " << c.d_v
                    << " delta " << c.delta << " cluster " << cluster);
       cuda::emulation::set_order(static_cast<std::uint64_t>(cluster));
-      const kernels::NarrowPlan plan{32, cluster};
-      EXPECT_LE(difference(run.back(1, &plan), initial, Dtype::f32), 5e-4);
+      EXPECT_LE(difference(run.back(1, cluster), initial, Dtype::f32), 5e-4);
+      EXPECT_TRUE(run.carried() == carried);  // forward sums have the same order in both scans
     }
   }
   cuda::emulation::set_order(0);
