@@ -7,10 +7,23 @@
 #
 # Prints one line per tool and path and, where a tool finds something, the first of it.
 set -u
+refuse() {
+  echo "sanitize.sh: $1" >&2
+  exit 2
+}
+[ $# -gt 0 ] || refuse "the test program is missing: sanitize.sh BUILD/tests/cuda/rankone_cuda_test [TOOL ...]"
 test=$1
 shift
 tools=("$@")
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck synccheck)
+for tool in "${tools[@]}"; do
+  case $tool in
+    memcheck | racecheck | initcheck | synccheck) ;;
+    *) refuse "'$tool' is no tool (memcheck, racecheck, initcheck or synccheck)" ;;
+  esac
+done
+[ -x "$test" ] || refuse "'$test' is no program (BUILD/tests/cuda/rankone_cuda_test)"
+command -v compute-sanitizer >/dev/null || refuse "compute-sanitizer is not in the PATH (it comes with the CUDA toolkit)"
 
 cases=
 for name in packed_bf16 packed_f16 packed_f32 packed_channel_bf16 packed_channel_f16 packed_channel_f32 \
