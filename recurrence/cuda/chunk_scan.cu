@@ -20,9 +20,21 @@ void start(const ScanForward& scan, bool output, Engine engine, void* stream) {
 ScanForward forward_scan(const ChunkCall& chunk, const ScanTensors& tensors,
                          const Segments& segments) {
   ScanForward scan;
+  scan.range.to = segments.count;
   scan.chunk = chunk;
   scan.tensors = tensors;
   scan.segments = segments;
+  return scan;
+}
+
+ScanForward maps_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
+                      const SegmentMaps& maps) {
+  ScanForward scan = forward_scan(chunk, tensors, segments);
+  scan.chunk.states = nullptr;
+  scan.segments.starts = nullptr;  // from zero
+  scan.range.to = segments.count - 1;
+  scan.range.maps = true;
+  scan.maps = maps;
   return scan;
 }
 
@@ -84,17 +96,24 @@ ScanTensors scan_tensors(const TwoKeyCall& call, Engine engine) {
 
 void launch_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
                  Engine engine, void* stream) {
-  start(forward_scan(chunk, tensors, segments), chunk.call.o != nullptr, engine, stream);
+  ScanForward scan = forward_scan(chunk, tensors, segments);
+  if (segments.lead) scan.range.from = 1;
+  start(scan, chunk.call.o != nullptr, engine, stream);
 }
 
 void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
                          const Segments& segments, const SegmentMaps& maps, Engine engine,
                          void* stream) {
-  ScanForward scan = forward_scan(chunk, tensors, segments);
-  scan.chunk.states = nullptr;
-  scan.segments.starts = nullptr;  // from zero
-  scan.maps = maps;
-  start(scan, false, engine, stream);
+  ScanForward scan = maps_scan(chunk, tensors, segments, maps);
+  if (!segments.lead) return start(scan, false, engine, stream);
+  ScanForward lead = forward_scan(chunk, tensors, segments);
+  lead.range.to = scan.range.from = 1;
+  lead.maps = maps;
+  const bool brain = chunk.call.format == Dtype::bf16;
+  if (engine == Engine::mma) {
+    return (brain ? start_scan_lead_mma_bf16 : start_scan_lead_mma_f16)(lead, scan, stream);
+  }
+  (brain ? start_scan_lead_wgmma_bf16 : start_scan_lead_wgmma_f16)(lead, scan, stream);
 }
 
 void launch_scan_back(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
@@ -107,11 +126,8 @@ void launch_scan_back(const ChunkCall& chunk, const ScanTensors& tensors, const 
 void launch_segment_maps_back(const ChunkCall& chunk, const ScanTensors& tensors,
                               const Segments& segments, const SegmentMaps& maps,
                               const ScanBack& back, Engine engine, void* stream) {
-  ScanForward scan = forward_scan(chunk, tensors, segments);
-  scan.chunk.states = nullptr;
+  ScanForward scan = maps_scan(chunk, tensors, segments, maps);
   scan.chunk.d_states = nullptr;
-  scan.segments.starts = nullptr;
-  scan.maps = maps;
   start_back(scan, back, engine, stream);
 }
 

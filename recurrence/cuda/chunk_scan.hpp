@@ -13,6 +13,9 @@ struct Segments {
   int count = 1;
   // Tiles of 64 columns of a block, at most two, in the scan and for the maps (wgmma).
   int scan_tiles = 2, map_tiles = 2;
+  // The first segment, whose start is known, is scanned with its outputs beside the maps of the
+  // others; three segments or more, calls with outputs.
+  bool lead = false;
   // State at the start of every segment of a sequence, transposed: [N, HV, count, V, K] float, or
   // null for one segment. The scan reads those of segments 1 and up; the first starts from the
   // call's initial state.
@@ -50,7 +53,7 @@ int scan_shared_bytes(const TwoKeyCall& call, Engine engine);
 // o and the final state. d_k at most 128.
 void launch_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
                  Engine engine, void* stream);
-// The maps of the segments; no o, no final state.
+// The maps of the segments; no o but that of a leading segment, no final state.
 void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
                          const Segments& segments, const SegmentMaps& maps, Engine engine,
                          void* stream);

@@ -36,8 +36,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   unsigned char* const shared = shared_memory();
   const int bytes = Stage::bytes(call.same_key);
   const ScanBarriers barriers(shared, scan.stages, bytes);
-  const ScanTask& task = start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block,
-                                             scan.segments, false, scan.maps ? 1 : 0, scan.groups);
+  const ScanTask& task =
+      start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block, scan.segments,
+                          {scan.maps ? 1 : 0, scan.segments, false}, scan.groups);
   if (threadIdx.x >= Block::kWorkers) {
     Engine::template give_registers<kFeedRegistersBack>();
     feed_scan<DK, Scaled, Delta, true, Engine>(chunk, scan.tensors, task, barriers, scan.stages,

@@ -189,11 +189,11 @@ template <class Engine>
 __device__ __forceinline__ const ScanTask& start_block(const ScanBarriers& barriers, int stages,
                                                        const ChunkCall& chunk,
                                                        const ScanTensors& tensors,
-                                                       std::int64_t block, int segments, bool maps,
-                                                       int from, int most) {
+                                                       std::int64_t block, int segments,
+                                                       const SegmentRange& range, int most) {
   auto& task = *reinterpret_cast<ScanTask*>(barriers.done + stages);
   if (threadIdx.x == 0) {
-    task.set(chunk, static_cast<std::uint32_t>(block), segments, maps, from, most);
+    task.set(chunk, static_cast<std::uint32_t>(block), segments, range, most);
     if constexpr (Engine::kBulk) {
 #pragma unroll 1
       for (int i = 0; i < stages; ++i) {

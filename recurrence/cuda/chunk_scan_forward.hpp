@@ -15,7 +15,8 @@ namespace rankone::recurrence::cuda {
 struct ScanForward {
   ChunkCall chunk;
   Segments segments;
-  SegmentMaps maps;   // h set: write maps, not outputs
+  SegmentRange range;
+  SegmentMaps maps;   // h set: the states at the ends of the segments are wanted
   void* z = nullptr;  // Z, [R, HV, V], of delta calls without output; may be null
   ScanTensors tensors;
   int stages = 2;
@@ -183,9 +184,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   unsigned char* const shared = shared_memory();
   const int bytes = Stage::bytes(call.same_key);
   const ScanBarriers barriers(shared, scan.stages, bytes);
-  const ScanTask& task =
-      start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block, scan.segments.count,
-                          scan.maps.h != nullptr, 0, scan.groups);
+  const ScanTask& task = start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block,
+                                             scan.segments.count, scan.range, scan.groups);
   if (!call.takes(task.rows)) return;
   const int group = group_number();
 

@@ -14,6 +14,18 @@ __global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
   scan_forward<Format, DK, Scaled, Delta, Output, Engine>(scan, blockIdx.x);
 }
 
+// The first blocks scan, with outputs, the others make maps.
+template <class Format, int DK, bool Scaled, bool Delta, class Engine>
+__global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
+    scan_lead_kernel(const __grid_constant__ ScanForward lead,
+                     const __grid_constant__ ScanForward maps, std::int64_t lead_blocks) {
+  if (blockIdx.x < lead_blocks) {
+    scan_forward<Format, DK, Scaled, Delta, true, Engine>(lead, blockIdx.x);
+  } else {
+    scan_forward<Format, DK, Scaled, Delta, false, Engine>(maps, blockIdx.x - lead_blocks);
+  }
+}
+
 // The first blocks go back, the others forward.
 template <class Format, int DK, bool Scaled, bool Delta, class Engine>
 __global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
@@ -60,14 +72,38 @@ int block_tiles(int wanted) {
   return wanted < ScanBlock<Engine>::kGroups ? wanted : ScanBlock<Engine>::kGroups;
 }
 
+// Sets how many tiles a block takes; the number of blocks.
+template <class Engine>
+std::int64_t prepare_scan(ScanForward& scan) {
+  const TwoKeyCall& call = scan.chunk.call;
+  scan.groups =
+      block_tiles<Engine>(scan.range.maps ? scan.segments.map_tiles : scan.segments.scan_tiles);
+  return call.rows.sequences * call.value_heads * scan_units(call, scan.range, scan.groups);
+}
+
+template <class Format, class Engine>
+void start_scan_lead(ScanForward lead, ScanForward maps, void* stream) {
+  using Block = ScanBlock<Engine>;
+  const TwoKeyCall& call = lead.chunk.call;
+  const std::int64_t lead_blocks = prepare_scan<Engine>(lead);
+  const std::int64_t blocks = lead_blocks + prepare_scan<Engine>(maps);
+  with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
+    const auto bytes_of = [&](ScanForward& scan, auto seen) {
+      const int bytes = ScanStage<dk, scaled, delta, seen, Block::kGroups>::bytes(call.same_key);
+      scan.stages = scan_stages<Engine>(bytes);
+      return scan_bytes(scan.stages, bytes);
+    };
+    const int bytes = std::max(bytes_of(lead, std::true_type{}), bytes_of(maps, std::false_type{}));
+    launch(scan_lead_kernel<Format, dk, scaled, delta, Engine>, blocks, Block::kThreads,
+           static_cast<std::size_t>(bytes), stream, lead, maps, lead_blocks);
+  });
+}
+
 template <class Format, class Engine>
 void start_scan(ScanForward scan, bool output, void* stream) {
   using Block = ScanBlock<Engine>;
   const TwoKeyCall& call = scan.chunk.call;
-  const bool maps = scan.maps.h != nullptr;
-  scan.groups = block_tiles<Engine>(maps ? scan.segments.map_tiles : scan.segments.scan_tiles);
-  const std::int64_t blocks = call.rows.sequences * call.value_heads *
-                              scan_units(call, scan.segments.count, maps, scan.groups);
+  const std::int64_t blocks = prepare_scan<Engine>(scan);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const auto start = [&](auto seen) {
       const int bytes = ScanStage<dk, scaled, delta, seen, Block::kGroups>::bytes(call.same_key);
@@ -91,10 +127,8 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   const Segments& segments = forward.segments;
   back.groups = block_tiles<Engine>(back.maps ? segments.map_tiles : segments.scan_tiles);
   forward.groups = back.groups;
-  back.blocks = heads * scan_units(call, segments.count - (back.maps ? 1 : 0), false, back.groups);
-  const std::int64_t blocks =
-      back.blocks +
-      heads * scan_units(call, segments.count, forward.maps.h != nullptr, forward.groups);
+  back.blocks = heads * scan_units(call, {back.maps ? 1 : 0, segments.count, false}, back.groups);
+  const std::int64_t blocks = back.blocks + heads * scan_units(call, forward.range, forward.groups);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const int bytes = ScanStage<dk, scaled, delta, true, Block::kGroups>::bytes(call.same_key);
     back.stages = scan_stages<Engine>(bytes);
@@ -104,9 +138,10 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   });
 }
 
-// One pair for every format and engine, defined in chunk_scan_{mma,wgmma}_{bf16,f16}.cu.
-#define RANKONE_SCAN(name)                                                    \
-  void start_scan_##name(const ScanForward& scan, bool output, void* stream); \
+// Three for every format and engine, defined in chunk_scan_{mma,wgmma}_{bf16,f16}.cu.
+#define RANKONE_SCAN(name)                                                                     \
+  void start_scan_##name(const ScanForward& scan, bool output, void* stream);                  \
+  void start_scan_lead_##name(const ScanForward& lead, const ScanForward& maps, void* stream); \
   void start_scan_back_##name(const ScanBackward& back, const ScanForward& forward, void* stream);
 RANKONE_SCAN(mma_bf16)
 RANKONE_SCAN(mma_f16)

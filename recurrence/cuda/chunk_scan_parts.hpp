@@ -253,13 +253,21 @@ __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 1
   }
 }
 
+// What the blocks of a scan take: segments `from` to `to` of every sequence, or their maps. The
+// first segment has none of M.
+struct SegmentRange {
+  int from = 0, to = 1;
+  bool maps = false;
+};
+
 // Blocks per sequence and head, of `groups` groups each.
-__host__ __device__ inline int scan_units(const TwoKeyCall& call, int segments, bool maps,
+__host__ __device__ inline int scan_units(const TwoKeyCall& call, const SegmentRange& range,
                                           int groups) {
   const auto blocks = [groups](int tiles) { return (tiles + groups - 1) / groups; };
-  const int values = value_tiles(call.d_v);
-  return maps ? blocks(values) + (segments - 2) * blocks(values + value_tiles(call.d_k))
-              : blocks(values) * segments;
+  const int values = value_tiles(call.d_v), count = range.to - range.from;
+  if (!range.maps) return blocks(values) * count;
+  const int all = blocks(values + value_tiles(call.d_k));
+  return range.from == 0 ? blocks(values) + (count - 1) * all : count * all;
 }
 
 // Which segment of which sequence, head and value tiles a block has. Stands in shared memory, which
@@ -276,14 +284,13 @@ struct ScanTask {
   int begin, end;  // chunks of the segment, counted from first_chunk
 
   // Blocks are numbered [sequence, unit, head]: neighbours share keys where heads do. A unit is a
-  // group of tiles of a segment. Maps are wanted of all segments but the last, and of the first
-  // only H. Other tasks begin with segment `from`.
-  __device__ void set(const ChunkCall& chunk, std::uint32_t block, int segments, bool maps,
-                      int from, int most) {
+  // group of tiles of a segment.
+  __device__ void set(const ChunkCall& chunk, std::uint32_t block, int segments,
+                      const SegmentRange& range, int most) {
     const TwoKeyCall& call = chunk.call;
     const int value_count = value_tiles(call.d_v);
-    const int count = maps ? value_count + value_tiles(call.d_k) : value_count;
-    const int units = scan_units(call, segments - from, maps, most);
+    const int count = range.maps ? value_count + value_tiles(call.d_k) : value_count;
+    const int units = scan_units(call, range, most);
     const int first_units = (value_count + most - 1) / most, other = (count + most - 1) / most;
     const auto heads = static_cast<std::uint32_t>(call.value_heads);
     const auto of_all = static_cast<int>(block / heads);
@@ -293,15 +300,13 @@ struct ScanTask {
     sequence = of_all / units;
     const int unit = of_all % units;
     int tiles = value_count;
-    if (maps && unit < first_units) {
-      segment = 0;
-      tile = unit * most;
-    } else if (maps) {
-      segment = 1 + (unit - first_units) / other;
-      tile = (unit - first_units) % other * most;
+    if (range.maps && !(range.from == 0 && unit < first_units)) {
+      const int behind = range.from == 0 ? unit - first_units + other : unit;
+      segment = range.from + behind / other;
+      tile = behind % other * most;
       tiles = count;
     } else {
-      segment = from + unit / first_units;
+      segment = range.from + unit / first_units;
       tile = unit % first_units * most;
     }
     groups = tiles - tile < most ? tiles - tile : most;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "recurrence/cuda/chunk_scan_parts.hpp"
@@ -230,39 +231,61 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3;
   const std::int64_t heads = sequences * value_heads;
   const int values = value_tiles(d_v);
-  // The time of a kernel of scans over `length` chunks, of some tiles of a segment and head each.
-  const auto time = [&](const Chunk& chunk, int tiles, double length, auto&& units) {
-    const auto blocks = static_cast<double>(heads * units(tiles));
-    const double waves = std::ceil(blocks / multiprocessors);
-    const double moved = static_cast<double>(heads * units(1)) * length *
-                         (tiles == 1 ? chunk.tile_moved : chunk.pair_moved);
-    return kStart + std::max(waves * length * (tiles == 1 ? chunk.tile : chunk.pair), moved);
-  };
   const auto blocks = [](int count, int tiles) { return (count + tiles - 1) / tiles; };
+  // Blocks over the same number of chunks, that many a head; `all` of one tile each.
+  struct Blocks {
+    const Chunk& chunk;
+    int tiles;
+    std::int64_t units, all;
+  };
+  // The time of a kernel of one or two kinds of them.
+  const auto time = [&](double length, std::initializer_list<Blocks> kinds) {
+    double count = 0.0, chunk = 0.0, moved = 0.0;
+    for (const Blocks& kind : kinds) {
+      const bool alone = kind.tiles == 1;
+      count += static_cast<double>(heads * kind.units);
+      chunk = std::max(chunk, alone ? kind.chunk.tile : kind.chunk.pair);
+      moved += static_cast<double>(heads * kind.all) *
+               (alone ? kind.chunk.tile_moved : kind.chunk.pair_moved);
+    }
+    return kStart + length * std::max(std::ceil(count / multiprocessors) * chunk, moved);
+  };
   Segments best;
   double least = std::numeric_limits<double>::max();
+  const auto cost = [&](const Segments& plan, double length) {
+    const auto scans = [&](int segments) {
+      const std::int64_t count = (back ? 2 : 1) * std::int64_t{segments};
+      return Blocks{back ? kBack : kOutput, plan.scan_tiles,
+                    count * blocks(values, plan.scan_tiles), count * values};
+    };
+    const int first = back ? plan.count : plan.lead ? 0 : 1, tiles = plan.map_tiles;
+    const int both = values + value_tiles(d_k), others = plan.count - 2;
+    const Blocks maps{back ? kBackMaps : kState, tiles,
+                      first * std::int64_t{blocks(values, tiles)} + others * blocks(both, tiles),
+                      0};
+    if (plan.count == 1) return time(length, {scans(1)});
+    const double between = plan.count > 2 ? kBetween + kStep * others : 0.0;
+    if (plan.lead)
+      return time(length, {scans(1), maps}) + between + time(length, {scans(plan.count - 1)});
+    return time(length, {maps}) + between + time(length, {scans(plan.count)});
+  };
   for (int count = 1; count <= kMost && (count == 1 || chunks >= count * kFewestChunks); ++count) {
     const auto length = static_cast<double>((chunks + count - 1) / count);
-    const auto scan_units = [&](int tiles) {
-      return (back ? 2 : 1) * std::int64_t{count} * blocks(values, tiles);
-    };
-    const auto map_units = [&](int tiles) {
-      const std::int64_t all = blocks(values + value_tiles(d_k), tiles);
-      return (back ? count : 1) * std::int64_t{blocks(values, tiles)} + (count - 2) * all;
-    };
-    Segments plan;
-    plan.count = count;
-    const auto choose = [&](int& tiles, const Chunk& chunk, auto&& units) {
-      const double one = time(chunk, 1, length, units), two = time(chunk, 2, length, units);
-      tiles = one <= two ? 1 : 2;
-      return std::min(one, two);
-    };
-    double cost = choose(plan.scan_tiles, back ? kBack : kOutput, scan_units);
-    if (count > 1) cost += choose(plan.map_tiles, back ? kBackMaps : kState, map_units);
-    if (count > 2) cost += kBetween + kStep * (count - 2);
-    if (cost < 0.95 * least) {  // fewer segments where there is little in it
-      least = cost;
-      best = plan;
+    Segments cheapest;
+    double lowest = std::numeric_limits<double>::max();
+    for (int choice = 0; choice < 8; ++choice) {
+      Segments plan;
+      plan.count = count;
+      plan.scan_tiles = 1 + choice % 2;
+      plan.map_tiles = 1 + choice / 2 % 2;
+      plan.lead = choice >= 4;
+      if (plan.lead && (back || count < 3)) break;
+      const double microseconds_of_plan = cost(plan, length);
+      if (microseconds_of_plan < lowest) lowest = microseconds_of_plan, cheapest = plan;
+    }
+    if (lowest < 0.95 * least) {  // fewer segments where there is little in it
+      least = lowest;
+      best = cheapest;
     }
   }
   if (microseconds != nullptr) *microseconds = least;

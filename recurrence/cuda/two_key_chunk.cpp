@@ -74,6 +74,7 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
   Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
                                     multiprocessors(), false);
+  segments.lead = segments.lead && call.o != nullptr;
   const Split split = split_scratch(context, sequences, call, segments);
   if (context.planning()) return;
   const Engine chosen = engine();  // asks the CUDA runtime
