@@ -39,6 +39,7 @@ struct Options {
   std::string gates = "usual";
   std::string direction = "both";
   std::string device = "cpu";
+  std::string beside;
   std::string state = "auto";
   std::string state_dtype = "f32";
   int threads = 0;
@@ -71,6 +72,7 @@ void refuse_on_cuda(const Options& options) {
   const char* given = options.precision != plain.precision       ? "--precision"
                       : options.state != plain.state             ? "--state"
                       : options.state_dtype != plain.state_dtype ? "--state-dtype"
+                      : options.beside != plain.beside           ? "--beside"
                       : options.busy != plain.busy               ? "--busy"
                                                                  : nullptr;
   if (given != nullptr) {
@@ -86,6 +88,9 @@ bool reads_state(const Options& options, std::int64_t time) {
 void require_use_of_state(const Options& options) {
   const Options plain;
   const bool wanted = options.state == "yes" || options.state_dtype != plain.state_dtype;
+  require(options.beside.empty() || options.direction == "forward",
+          "[bench] --beside is for --direction forward");
+  if (!options.beside.empty()) static_cast<void>(recurrence::preset(options.beside));
   if (wanted && (options.direction == "vjp" || !reads_state(options, shape_of(options).time))) {
     fail(Status::invalid_argument,
          "[bench] --state and --state-dtype are for a forward pass that reads a state (--direction "
@@ -204,11 +209,18 @@ class Bench {
       const MixerCall exact = carried.part(tokens, heads, Dtype::f64);
       part.forward(context_);
       exact.forward(reference);
+      std::vector<std::function<void()>> works{[&] { forward(carried); }};
+      std::optional<MixerCall> other;
+      if (!options_.beside.empty()) {
+        other.emplace(recurrence::preset(options_.beside), shape_, kSeed, rounded_, gates_);
+        if (reads_state(options_, shape_.time)) other->carry_state(state_dtype_);
+        works.emplace_back([&] { forward(*other); });
+      }
+      const std::vector<Timing> timings = measure_in_turn(works);
       report("forward", tokens_heads, relative_error(part.output(), exact.output(), rounded_),
-             heads, tokens, measure([&] {
-               narrowed(carried, [&] { carried.forward(context_); }, {carried.output()});
-             }),
-             {carried.forward_operations(), carried.forward_bytes()}, carried.forward_bytes());
+             heads, tokens, timings[0], {carried.forward_operations(), carried.forward_bytes()},
+             carried.forward_bytes());
+      if (other) report_beside(timings);
     }
     if (options_.direction != "forward") {
       const MixerCall part = call.part(tokens, heads, Dtype::f32);
@@ -263,6 +275,20 @@ class Bench {
   }
 
  private:
+  void forward(const MixerCall& call) {
+    narrowed(call, [&] { call.forward(context_); }, {call.output()});
+  }
+
+  // The other mixer took turns with the last row's.
+  void report_beside(const std::vector<Timing>& timings) {
+    const double over = timings[0].median_us / timings[1].median_us;
+    std::printf("beside %s, in turn: %.1f us, %+.1f %%\n", options_.beside.c_str(),
+                timings[1].median_us, 100 * (over - 1));
+    rows_.back()["beside"] = options_.beside;
+    rows_.back()["beside_us"] = timings[1].median_us;
+    rows_.back()["over_beside"] = over;
+  }
+
   // Means, not medians: on a busy machine a few steps wait for a whole time slice.
   void beside_busy(const std::function<void()>& work) {
     const auto mean_us = [&] {
@@ -454,6 +480,8 @@ const RegisterVerb kBench(50, [](CLI::App& app) {
   whole->add_option("--direction", recurrence.direction, "forward, vjp or both")
       ->check(CLI::IsMember({"forward", "vjp", "both"}))
       ->capture_default_str();
+  whole->add_option("--beside", recurrence.beside,
+                    "on cpu, forward: a mixer that takes turns with it, for the ratio of the two");
   whole
       ->add_option("--state", recurrence.state,
                    "read and write a state: yes, no, or auto (up to 16 tokens)")

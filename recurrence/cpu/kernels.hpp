@@ -252,6 +252,10 @@ struct PreconditionScan {
   float* state;  // [K] in scratch, before the first row, then behind the last
   float* out;    // [n, K]; null: only the state
   Index out_row;
+  // Where `target` is copied to as well, with the outputs: a row every copy_row floats, and so much
+  // further again behind every kBlock of them that they could be twice as many; null: nowhere.
+  float* copy;
+  Index copy_row;
   // Scratch for n numbers each, up to the next multiple of kLine. decay is exp(g), gain what k^2
   // is added with.
   float* decay;

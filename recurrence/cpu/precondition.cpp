@@ -50,10 +50,13 @@ HeadScan::HeadScan(const PreconditionShape& shape, const Precondition& inputs,
 
 void HeadScan::begin() { load_state(at_.state, in_.initial); }
 
-void HeadScan::rows(Index first, int count, float* out, Index out_row) {
+void HeadScan::rows(Index first, int count, float* out, Index out_row, float* copy,
+                    Index copy_row) {
   at_rows(first, count);
   scan_.out = out;
   scan_.out_row = out_row;
+  scan_.copy = copy;
+  scan_.copy_row = copy_row;
   kernels().precondition(scan_);
 }
 

@@ -32,8 +32,10 @@ class HeadScan {
                 const PreconditionGrads& grads, float* d_parameter);
 
   // Piece by piece: begin(), then rows in order, at most kChunk at once, to `out`, then finish().
+  // With `copy` the rows of the target are copied there (PreconditionScan::copy).
   void begin();
-  void rows(Index first, int count, float* out, Index out_row);
+  void rows(Index first, int count, float* out, Index out_row, float* copy = nullptr,
+            Index copy_row = 0);
   void finish(const PreconditionOut& out);
   // Brings the gates of rows that will be wanted nearer: every row has lines of its own.
   void fetch_gates(Index first, int count) const;

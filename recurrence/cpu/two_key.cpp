@@ -105,24 +105,34 @@ class HeadTask {
 
   bool makes_query() const { return keys_->inputs.kind == PreconditionerKind::atq; }
 
+  void clear_padding(float* rows, int count) const {
+    const int padding = round_up(sizes_.d_k, kLine) - sizes_.d_k;
+    for (int i = 0; i < count && padding > 0; ++i) {
+      std::fill_n(rows + i * at_.factors.key_row() + sizes_.d_k, padding, 0.0F);
+    }
+  }
+
   // Rows [first, first + count), those of the preconditioner made now.
   ChunkRows rows_at(Index first, int count) {
     ChunkRows rows = chunk_rows(shape_, inputs_, first, count, head_);
     if (scan_ == nullptr) return rows;
     const Tensor& wanted = keys_->out.out;
-    const bool in_place = !makes_query() && sizes_.decay != DecayKind::channel;
-    float* made = in_place ? at_.factors.write_keys() : at_.made;
-    Index row = at_.factors.key_row();
+    const bool scalar_write = !makes_query() && sizes_.decay != DecayKind::channel;
+    float* made = scalar_write ? at_.factors.write_keys() : at_.made;
+    const Index scratch_row = at_.factors.key_row();
+    Index row = scratch_row;
     if (wanted.defined()) {
       made = wanted.data<float>() + scan_->key_at(first);
       row = scan_->key_row();
     } else {
-      const int padding = round_up(sizes_.d_k, kLine) - sizes_.d_k;
-      for (int i = 0; i < count && padding > 0; ++i) {
-        std::fill_n(made + i * row + sizes_.d_k, padding, 0.0F);
-      }
+      clear_padding(made, count);
     }
-    scan_->rows(first, count, made, row);
+    // The erase keys are the target as a rule: then they are read once.
+    rows.e_copied = scalar_write && count > 1 && sizes_.delta &&
+                    rows.e == keys_->inputs.target.data<float>() + scan_->key_at(first);
+    float* const copy = rows.e_copied ? at_.factors.erase_keys() : nullptr;
+    if (rows.e_copied) clear_padding(copy, 2 * kSpan);
+    scan_->rows(first, count, made, row, copy, scratch_row);
     (makes_query() ? rows.q : rows.w) = made;
     (makes_query() ? rows.q_row : rows.w_row) = row;
     return rows;

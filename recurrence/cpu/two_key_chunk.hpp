@@ -48,6 +48,7 @@ struct ChunkRows {
   Index g_row;
   const float* b;  // null: one
   Index b_row;
+  bool e_copied;  // to SpanFactors::erase_keys()
 };
 // Rows [first, first + count) of value head `head`.
 ChunkRows chunk_rows(const TwoKeyShape& shape, const TwoKey& inputs, Index first, int count,

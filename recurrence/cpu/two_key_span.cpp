@@ -52,7 +52,7 @@ void SpanFactors::build_scalar(const ChunkRows& rows, const Block& block, int fi
     k.copy_rows(to, key_row_, from, from_row, nullptr, n, sizes_.d_k);
   };
   float* query = block.readers + (sizes_.delta ? n * key_row_ : 0);
-  if (sizes_.delta) copy(block.readers, rows.e, rows.key_row);
+  if (sizes_.delta && !rows.e_copied) copy(block.readers, rows.e, rows.key_row);
   if (outputs_) copy(query, rows.q, rows.q_row);
   const float* write = one_key_ ? block.readers : block.write;
   if (!one_key_ && rows.w != block.write) copy(block.write, rows.w, rows.w_row);

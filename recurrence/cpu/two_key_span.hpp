@@ -19,6 +19,8 @@ class SpanFactors {
   // Where write keys that are made for the next build() may lie, [kSpan, K] with rows of key_row():
   // there they need no copy. Columns up to the next multiple of kLine must be zero.
   float* write_keys() const { return write_; }
+  // Likewise the erase keys, with rows as PreconditionScan::copy has them (ChunkRows::e_copied).
+  float* erase_keys() const { return readers_; }
   int key_row() const { return key_row_; }
   // For at most kSpan rows, with the outputs or for the state alone.
   void build(const ChunkRows& rows, bool outputs);

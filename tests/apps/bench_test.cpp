@@ -87,6 +87,16 @@ TEST(Bench, RecurrenceWritesItsRows) {
               rows[0].at("median_us").get<double>() * 1e3 / tokens, 1e-6);
 }
 
+TEST(Bench, RecurrenceBesideAnother) {
+  const auto rows = rows_of(
+      "recurrence --mixer pgdn --beside gdn --direction forward --shape 1x70x3x16x24 --threads 1");
+  ASSERT_EQ(rows.size(), 1U);
+  expect_row(rows[0], "forward", 2e-6);
+  EXPECT_EQ(rows[0].at("beside"), "gdn");
+  EXPECT_NEAR(rows[0].at("over_beside").get<double>(),
+              rows[0].at("median_us").get<double>() / rows[0].at("beside_us").get<double>(), 1e-6);
+}
+
 TEST(Bench, DecodeWritesItsRow) {
   const auto rows = rows_of("decode --mixer kla --shape 1x70x3x16x24 --threads 1");
   ASSERT_EQ(rows.size(), 1U);
@@ -188,6 +198,8 @@ TEST(Bench, BadUsageIsOneLineAndStatus2) {
         std::string("train --config nosuch.json --shape 1x8"),
         "recurrence --mixer gdn --direction vjp --state-dtype bf16" + shape,
         "recurrence --mixer gdn --direction vjp --state yes" + shape,
+        "recurrence --mixer gdn --beside pgdn" + shape,
+        "recurrence --mixer gdn --direction forward --beside nosuch" + shape,
         "recurrence --mixer gdn --device cuda --precision f32" + shape,
         "decode --mixer gdn --device cuda --busy 1" + shape,
         "nosuch" + shape}) {

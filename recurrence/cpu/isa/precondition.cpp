@@ -362,13 +362,13 @@ class RunningState {
 
 // All rows of N vectors from channel c on. Three of them are on the way at once: a row is a chain
 // of some eighty cycles, and the processor does not see far enough to begin the next by itself.
-template <int N, class Access, class AnyFactor>
+template <int N, bool kCopies, class Access, class AnyFactor>
 RANKONE_INLINE void make_rows(const PreconditionScan& s, const AnyFactor factor, Access access,
                               int c) {
   RunningState<N, Access> state(s, access, c);
   const float *target = s.target + c, *ridge = s.ridge + c;
-  float* out = s.out + c;
-  const Index target_row = s.target_row, out_row = s.out_row;
+  float *out = s.out + c, *copy = kCopies ? s.copy + c : nullptr;
+  const Index target_row = s.target_row, out_row = s.out_row, copy_row = s.copy_row;
   const int rows = s.n;
   auto begun = factor.begin(state.next(0));
   if (rows > 1) {
@@ -378,16 +378,34 @@ RANKONE_INLINE void make_rows(const PreconditionScan& s, const AnyFactor factor,
       const auto begun_next = factor.begin(state.next(t));
       const auto middle_next = factor.middle(begun);
       put(access, out, factor.end(middle, get(access, target, middle), ridge));
+      if constexpr (kCopies) {
+        put(access, copy, get(access, target, middle));
+        copy += (t - 1) % kBlock == 0 ? (kBlock + 1) * copy_row : copy_row;
+      }
       begun = begun_next;
       middle = middle_next;
     }
     put(access, out, factor.end(middle, get(access, target, middle), ridge));
+    if constexpr (kCopies) {
+      put(access, copy, get(access, target, middle));
+      copy += (rows - 1) % kBlock == 0 ? (kBlock + 1) * copy_row : copy_row;
+    }
     target += target_row;
     out += out_row;
   }
   const auto middle = factor.middle(begun);
   put(access, out, factor.end(middle, get(access, target, middle), ridge));
+  if constexpr (kCopies) put(access, copy, get(access, target, middle));
   put(Whole{}, s.state + c, state.now());
+}
+
+// Not inline: what several loops keep in registers would leave none of them enough.
+template <bool kCopies, class AnyFactor>
+__attribute__((noinline)) void make_all(const PreconditionScan& s, const AnyFactor factor) {
+  over_channels(
+      s.channels, [&](const auto& like, auto access, int c) __attribute__((always_inline)) {
+        make_rows<decltype(size_of(like))::kValue, kCopies>(s, factor, access, c);
+      });
 }
 
 // The state behind all rows; to(t, A) before each.
@@ -464,9 +482,11 @@ void precondition(const PreconditionScan& s) {
     return;
   }
   with_factor(s, [&](const auto factor) {
-    over_channels(s.channels, [&](const auto& like, auto access, int c) {
-      make_rows<decltype(size_of(like))::kValue>(s, factor, access, c);
-    });
+    if (s.copy == nullptr) {
+      make_all<false>(s, factor);
+    } else {
+      make_all<true>(s, factor);
+    }
   });
 }
 
