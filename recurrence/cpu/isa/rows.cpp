@@ -5,9 +5,14 @@
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 namespace {
 
+constexpr int kMostChannels = 256;  // d_k
+// Vectors of a row that go together: as many as leave registers.
+constexpr int kWide = kLanes < 16 ? 4 : 8;
+
 // Columns of a step: N vectors from `column` on, each accessed through `access`.
 template <int N, class Number, class Access>
-void step_panel(const Step& s, int column, float query_write, const Access access) {
+void step_panel(const Step& s, const float* erases, const float* queries, int column,
+                float query_write, const Access access) {
   const auto* old_state = static_cast<const Number*>(s.state);
   auto* new_state = static_cast<Number*>(s.new_state);
   Vec read[N] = {};
@@ -15,11 +20,10 @@ void step_panel(const Step& s, int column, float query_write, const Access acces
   if (old_state != nullptr) {
     for (int d = 0; d < s.channels; ++d) {
       const Number* row = old_state + d * s.state_row + column;
-      const float decay = s.decay == nullptr ? 1.0F : s.decay[d];
-      const Vec erase = splat(s.e == nullptr ? 0.0F : s.e[d]);
-      const Vec query = splat(s.q[d]);
+      const Vec erase = splat(erases[d]);
+      const Vec query = splat(queries[d]);
       for (int n = 0; n < N; ++n) {
-        const Vec state = access.get(row + n * kLanes) * splat(decay);
+        const Vec state = access.get(row + n * kLanes);
         read[n] += erase * state;
         seen[n] += query * state;
       }
@@ -34,7 +38,8 @@ void step_panel(const Step& s, int column, float query_write, const Access acces
     access.put(s.o + column + n * kLanes, out);
   }
   if (new_state == nullptr) return;
-  for (int d = 0; d < s.channels; ++d) {
+  // From the end: the rows that were read last are in the first cache.
+  for (int d = s.channels - 1; d >= 0; --d) {
     const Index at = d * s.state_row + column;
     const float decay = s.decay == nullptr ? 1.0F : s.decay[d];
     const Vec write = splat(s.w[d]);
@@ -48,15 +53,25 @@ void step_panel(const Step& s, int column, float query_write, const Access acces
 template <class Number, class Access>
 void step_on(const Step& s, const Access access) {
   const float query_write = dot(s.q, s.w, s.channels);
+  // The decay of the state, which both read, joins the keys.
+  float erases[kMostChannels], queries[kMostChannels];
+  for (int d = 0; d < s.channels; ++d) {
+    const float decay = s.decay == nullptr ? 1.0F : s.decay[d];
+    erases[d] = s.e == nullptr ? 0.0F : decay * s.e[d];
+    queries[d] = decay * s.q[d];
+  }
   int column = 0;
+  for (; column + kWide * kLanes <= s.columns; column += kWide * kLanes) {
+    step_panel<kWide, Number>(s, erases, queries, column, query_write, access);
+  }
   for (; column + 4 * kLanes <= s.columns; column += 4 * kLanes) {
-    step_panel<4, Number>(s, column, query_write, access);
+    step_panel<4, Number>(s, erases, queries, column, query_write, access);
   }
   for (; column + kLanes <= s.columns; column += kLanes) {
-    step_panel<1, Number>(s, column, query_write, access);
+    step_panel<1, Number>(s, erases, queries, column, query_write, access);
   }
   if (column < s.columns) {
-    step_panel<1, Number>(s, column, query_write, Part{s.columns - column});
+    step_panel<1, Number>(s, erases, queries, column, query_write, Part{s.columns - column});
   }
 }
 
