@@ -263,6 +263,8 @@ ROWS = [
      lambda m: scaling(m, lambda threads: m.forward(512, heads=4, threads=threads))),
     ("two-threads-32", "two threads over one, T=512, H=32",
      lambda m: scaling(m, lambda threads: m.forward(512, threads=threads))),
+    ("two-threads-decode-4", "two threads over one, decode, H=4",
+     lambda m: scaling(m, lambda threads: m.decode(heads=4, threads=threads))),
     ("two-threads-decode", "two threads over one, decode, H=32",
      lambda m: scaling(m, lambda threads: m.decode(threads=threads))),
     ("busy", "second core busy, decode on 2 threads", busy_decode),
