@@ -19,110 +19,121 @@
 // their products are of the same rounded numbers in all three terms, so that nothing is left of
 // them but rounding in float32, which the bound on the decays keeps small beside the rest.
 //
-// Other chunks are marked for the kernel of chunk_grad_channel.hpp, which asks nothing of decays.
+// Other chunks are marked and done afterwards: by this kernel with anchors of blocks of rows
+// (Blocks), and what that leaves by the kernel of chunk_grad_channel.hpp, which asks nothing of
+// decays.
 //
 // A block has two groups of four warps, each with 64 of the 128 channels and 16 rows of the chunk
 // per warp; two blocks share a multiprocessor and fill each other's waits. Its tiles stand in slots
 // of shared memory that the copy engine fills: first values and states, whose products wait in
-// registers, then keys and gates.
+// registers, then gates and keys. The products with dS come first, so that the gates are on their
+// way while those with S are made.
 
-#include "recurrence/cuda/chunk_grad_anchored_tiles.hpp"
+#include "recurrence/cuda/chunk_grad_anchored_gates.hpp"
 
 namespace rankone::recurrence::cuda {
 
-template <class Format, class Engine, bool Delta, bool Tied>
-class GradAnchored : AnchoredTiles<Format, Delta> {
-  using Base = AnchoredTiles<Format, Delta>;
+template <class Format, class Engine, bool Delta, bool Tied, bool Blocks>
+class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
+  using Base = AnchoredGates<Format, Delta, Blocks>;
   using Shared = AnchoredShared;
   using typename Base::Keys;
   using typename Base::Slot;
+  using typename Base::Start;
   using typename Base::State;
   using typename Base::Values;
   static constexpr bool kOwnErase = Delta && !Tied;
-  // Bits between the smallest and the largest factor, and of the gains.
-  static constexpr float kRange = std::is_same_v<Format, f16> ? 8.0F : 128.0F;
-  static constexpr float kLeastGain = std::is_same_v<Format, f16> ? 0.015625F : 0x1p-40F;
-  static constexpr float kMostGain = std::is_same_v<Format, f16> ? 4.0F : 0x1p40F;
 
  public:
   __device__ explicit GradAnchored(const StreamCall& c) : Base(c) {}
 
   __device__ void run() {
     const auto count = static_cast<std::uint32_t>(sizes().rows.chunks * sizes().heads);
-    std::uint32_t number = blockIdx.x;
+    std::uint32_t number = after(blockIdx.x);
     if (threadIdx.x == 0) {
       for (int i = 0; i < 7; ++i) mbarrier_init(rows_.arrived + i, 1);
       mbarrier_fence();
     }
+    if (number >= count) return;
     if (warp_ == 0) find_item(sizes(), number, rows_.items);
     __syncthreads();
-    if (number >= count) return;
-    ask_first(rows_.items[0]);
-    ask_rest(rows_.items[0]);
-    ask_last(rows_.items[0]);
+    ask_all(rows_.items[0]);
     int turn = 0;
-    for (; number < count; number += gridDim.x) {
-      const bool more = number + gridDim.x < count;
-      const int after = turn == 2 ? 0 : turn + 1;
-      if (warp_ == 7 && more) find_item(sizes(), number + gridDim.x, rows_.items + after);
-      work(number, rows_.items[turn], rows_.items[after], more);
-      turn = after;
+    while (number < count) {
+      const std::uint32_t next = after(number + gridDim.x);
+      const int place = turn == 2 ? 0 : turn + 1;
+      if (warp_ == 7 && next < count) find_item(sizes(), next, rows_.items + place);
+      work(number, rows_.items[turn], rows_.items[place], next < count);
+      number = next;
+      turn = place;
     }
   }
 
  private:
-  using Base::ask_first;
+  // The first of the block's items from there on that this kernel looks at.
+  __device__ __forceinline__ std::uint32_t after(std::uint32_t from) const {
+    return Blocks ? GradStep::wanted(call_.grad, from) : from;
+  }
+  using Base::all_fit;
+  using Base::ask_all;
+  using Base::ask_back;
   using Base::ask_last;
-  using Base::ask_rest;
+  using Base::ask_update;
+  using Base::ask_values;
   using Base::asks;
   using Base::at;
   using Base::bring;
+  using Base::bring_gates;
   using Base::call_;
   using Base::clear;
+  using Base::decay;
+  using Base::decay_place;
+  using Base::decay_tile;
+  using Base::find_anchor;
+  using Base::fit_four;
+  using Base::frames;
+  using Base::gate;
+  using Base::group;
+  using Base::kBelow;
   using Base::key;
-  using Base::kKeysBelow;
-  using Base::kSumsBelow;
   using Base::lane;
   using Base::rows_;
   using Base::sizes;
-  using Base::sum;
-  using Base::sum_place;
+  using Base::span_rows;
   using Base::wait;
   using Base::warp_;
   using typename Base::Place;
 
   // ---- Products of values and states ------------------------------------------------------------
 
-  // d += values states, both tiles of values; the group's channels.
+  // d = values states, both tiles of values; the group's channels.
   __device__ __forceinline__ void through(float (&d)[32], Slot values, Slot first) const {
-    const int offset = Place().group * 8 * State::kColumn;
+    const int offset = group() * 8 * State::kColumn;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         Engine::template multiply_tiles<Values, false, State, true>(
-            d, at(values) + i * Values::kBytes, at(first + i) + offset, k);
+            d, at(values) + i * Values::kBytes, at(first + i) + offset, k, i + k == 0);
       }
     }
   }
-  // M1 (the first group) or M2, rounded.
-  __device__ __forceinline__ void interactions(std::uint32_t (&m)[16]) const {
-    float d[32];
-    zero(d);
-    const Place here;
-    if (Delta || here.group == 0) {
-      const unsigned char* left = at(here.group == 0 ? Slot::output : Slot::value);
-      Engine::begin();
+  // The products for M1 (the first group) or M2.
+  __device__ __forceinline__ void multiply_values(float (&d)[32]) const {
+    if (!Delta && group() != 0) return;
+    const unsigned char* left = at(group() == 0 ? Slot::output : Slot::value);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          Engine::template multiply_tiles<Values, false, Values, false>(
-              d, left + i * Values::kBytes, at(Slot::update) + i * Values::kBytes, k);
-        }
+      for (int k = 0; k < 4; ++k) {
+        Engine::template multiply_tiles<Values, false, Values, false>(
+            d, left + i * Values::kBytes, at(Slot::update) + i * Values::kBytes, k, i + k == 0);
       }
-      finish<Engine>(d);
     }
+  }
+  // M1 or M2, rounded.
+  __device__ __forceinline__ void interactions(const float (&d)[32], std::uint32_t (&m)[16]) const {
+    const Place here;
     const float factor = here.group == 0 ? sizes().scale : -1.0F;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -142,7 +153,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         *reinterpret_cast<std::uint32_t*>(at(Shared::kSquares) + (here.keys ^ 16 * n) +
-                                          j * kKeysBelow) = m[2 * n + j];
+                                          j * kBelow) = m[2 * n + j];
       }
     }
   }
@@ -173,91 +184,34 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
 
   // ---- Decays -----------------------------------------------------------------------------------
 
-  // Sums of a block of 16 rows, two channels a thread, that all look at.
-  struct Spans {
-    float2 sum[4][64], least[4][64], most[4][64];
-  };
-  __device__ __forceinline__ float2 gate(int i, int pair, bool valid) const {
-    float2 g;
-    if (sizes().g.dtype == Dtype::f32) {
-      g = *reinterpret_cast<const float2*>(at(Shared::kSums) + i * 512 + pair * 8);
-    } else {
-      const auto both =
-          *reinterpret_cast<const std::uint32_t*>(at(Shared::kNarrow) + i * 256 + pair * 4);
-      g = unpack<Format>(both);
-    }
-    return valid ? g : make_float2(0.0F, 0.0F);
-  }
-  __device__ __forceinline__ Spans& spans() const {
-    return *reinterpret_cast<Spans*>(
-        at(sizes().g.dtype == Dtype::f32 ? Slot::update : Slot::state_a));
-  }
-  // Sums of the blocks of rows.
-  __device__ __forceinline__ void span_rows(const GradItem& item) const {
+  // exp(G - A), and the keys scaled.
+  __device__ __forceinline__ void scale_keys(const GradItem& item, const Start& start,
+                                             bool fine) const {
     const int pair = static_cast<int>(threadIdx.x % 64), part = static_cast<int>(threadIdx.x / 64);
     const int inside = 2 * pair < sizes().d_k ? item.count - 16 * part : 0;
-    float2 sum = make_float2(0.0F, 0.0F), least = sum, most = sum;
-#pragma unroll 4
-    for (int i = 0; i < 16; ++i) {
-      const float2 g = gate(16 * part + i, pair, i < inside);
-      sum = make_float2(sum.x + g.x, sum.y + g.y);
-      least = make_float2(sum.x < least.x ? sum.x : least.x, sum.y < least.y ? sum.y : least.y);
-      most = make_float2(sum.x > most.x ? sum.x : most.x, sum.y > most.y ? sum.y : most.y);
-    }
-    spans().sum[part][pair] = sum;
-    spans().least[part][pair] = least;
-    spans().most[part][pair] = most;
-  }
-  // The anchor of the thread's channels, and what goes before its rows. Whether all is within the
-  // range is noted for the warp.
-  __device__ __forceinline__ void find_anchor(int count, float2& before, float2& anchor) const {
-    const int pair = static_cast<int>(threadIdx.x % 64), part = static_cast<int>(threadIdx.x / 64);
-    float2 sum = make_float2(0.0F, 0.0F), least = sum, most = sum;
-    before = sum;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i == part) before = sum;
-      const float2 low = spans().least[i][pair], high = spans().most[i][pair];
-      const float2 all = spans().sum[i][pair];
-      least = make_float2(fminf(least.x, sum.x + low.x), fminf(least.y, sum.y + low.y));
-      most = make_float2(fmaxf(most.x, sum.x + high.x), fmaxf(most.y, sum.y + high.y));
-      sum = make_float2(sum.x + all.x, sum.y + all.y);
-    }
-    anchor = make_float2(0.5F * (least.x + most.x), 0.5F * (least.y + most.y));
-    const float span = kRange / kLog2e;
-    bool fits =
-        most.x - least.x <= span && most.y - least.y <= span && sum.x == sum.x && sum.y == sum.y;
-    const int i = static_cast<int>(threadIdx.x % 64);
-    const float gain = fabsf(rows_.gain[i]);
-    fits = fits && (i >= count || (gain >= kLeastGain && gain <= kMostGain));
-    const int all = __all_sync(0xffffffffU, fits ? 1 : 0);
-    if (lane() == 0) rows_.fits[warp_] = all;
-    if (part == 0) {
-      *reinterpret_cast<float2*>(rows_.anchor + 2 * pair) =
-          make_float2(anchor.x * kLog2e, anchor.y * kLog2e);
-    }
-  }
-  // G - A in base 2, and the keys scaled.
-  __device__ __forceinline__ void scale_keys(const GradItem& item, float2 before,
-                                             float2 anchor) const {
-    const int pair = static_cast<int>(threadIdx.x % 64), part = static_cast<int>(threadIdx.x / 64);
-    const int inside = 2 * pair < sizes().d_k ? item.count - 16 * part : 0;
-    float2 sum = make_float2((before.x - anchor.x) * kLog2e, (before.y - anchor.y) * kLog2e);
-    // Of the first row of four: of rows further down, ^ 16 i and ^ 32 i.
+    float2 sum = Blocks ? make_float2(-start.to_anchor.x * kLog2e, -start.to_anchor.y * kLog2e)
+                        : make_float2(start.from_anchor.x * kLog2e, start.from_anchor.y * kLog2e);
+    // Of the first row of four: of rows further down, ^ 16 i and 128 i behind.
     int keys = Keys::place(16 * part, pair / 4) + pair % 4 * 4;
-    int sums = sum_place(16 * part, pair);
+    int decays = decay_place(16 * part, pair);
 #pragma unroll 1
     for (int first = 0; first < 16; first += 4) {
       float2 g[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) g[i] = gate(16 * part + first + i, pair, first + i < inside);
-      __syncwarp();  // what the warp writes of these rows stands where it reads them
+      if (Blocks && fine) {
+        float2 low, high;
+        this->span_four(g, low, high);
+        const float2 middle = make_float2(0.5F * (low.x + high.x), 0.5F * (low.y + high.y));
+        this->fine_frames().to_anchor[4 * part + first / 4][pair] = this->decays_of(middle);
+        sum = make_float2(-middle.x * kLog2e, -middle.y * kLog2e);
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool valid = first + i < inside;
         sum = make_float2(sum.x + g[i].x * kLog2e, sum.y + g[i].y * kLog2e);
-        *reinterpret_cast<float2*>(at(Shared::kSums) + (sums ^ 32 * i) + 512 * i) = sum;
         const float2 in = make_float2(exp2_fast(sum.x), exp2_fast(sum.y));
+        *reinterpret_cast<float2*>(at(Shared::kDecays) + (decays ^ 16 * i) + 128 * i) = in;
         const float gain = rows_.gain[16 * part + first + i];
         const float2 out = make_float2(gain * exp2_fast(-sum.x), gain * exp2_fast(-sum.y));
         unsigned char* const place = shared_memory() + (keys ^ 16 * i) + 128 * i;
@@ -275,148 +229,119 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
         *element(Shared::kWrite) = valid ? scaled_w : 0U;
       }
       keys = (keys ^ 64) + 4 * 128;
-      sums += 4 * 512;
+      decays = (decays ^ 64) + 4 * 128;
     }
   }
 
   // ---- Rows -------------------------------------------------------------------------------------
 
-  // d times exp(A) `factor`.
+  // d times `factor`, and exp(A) where there is one.
   __device__ __forceinline__ void scale_columns(float (&d)[32], float factor) const {
     const Place here;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 a = *reinterpret_cast<const float2*>(rows_.anchor + here.column + 8 * n);
-      const float2 x = make_float2(factor * exp2_fast(a.x), factor * exp2_fast(a.y));
+      const float2 x =
+          Blocks ? make_float2(factor, factor) : make_float2(factor * a.x, factor * a.y);
       d[4 * n] *= x.x;
       d[4 * n + 1] *= x.y;
       d[4 * n + 2] *= x.x;
       d[4 * n + 3] *= x.y;
     }
   }
-  // d times exp(G_last - A), and what all dg have of it: sums over the rows of the warp, of
-  // channels 8 (lane / 4) + 2 (lane % 4) of the group and the next.
-  __device__ __forceinline__ float2 sum_updates(float (&d)[32]) const {
+  // d times exp(G_last - A) where there is one anchor, and what all dg have of that product: sums
+  // over the rows of the warp, of channels 8 (lane / 4) + 2 (lane % 4) of the group and the next.
+  __device__ __forceinline__ float2 sum_updates(float (&d)[32], bool fine) const {
     const Place here;
-    const int last = sum_place(63, 32 * here.group + lane() % 4);
+    const int last = decay_place(63, 32 * here.group + lane() % 4);
     float all[16];
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 a = sum(last ^ 32 * n);
-      const float2 keep = make_float2(exp2_fast(a.x), exp2_fast(a.y));
+      float2 keep[2];
+      if (Blocks && fine) {
+        this->fine_last(keep, here, n);
+      } else {
+        keep[0] = keep[1] = Blocks ? frames().to_last[warp_ % 4][here.column / 2 + 4 * n]
+                                   : decay(decay_tile(last, n));
+      }
       all[2 * n] = all[2 * n + 1] = 0.0F;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float2 w = key(Shared::kWrite, (here.keys ^ 16 * n) + j * kKeysBelow);
-        d[4 * n + 2 * j] *= keep.x;
-        d[4 * n + 2 * j + 1] *= keep.y;
-        all[2 * n] += w.x * d[4 * n + 2 * j];
-        all[2 * n + 1] += w.y * d[4 * n + 2 * j + 1];
+        const float2 w = key(Shared::kWrite, (here.keys ^ 16 * n) + j * kBelow);
+        const float x = d[4 * n + 2 * j] * keep[j].x, y = d[4 * n + 2 * j + 1] * keep[j].y;
+        all[2 * n] += w.x * x;
+        all[2 * n + 1] += w.y * y;
+        if (Blocks) continue;
+        d[4 * n + 2 * j] = x;
+        d[4 * n + 2 * j + 1] = y;
       }
     }
     fold_lanes<2>(all, lane());
     return make_float2(all[0], all[1]);
   }
   __device__ __forceinline__ AnchoredSums& sums() const {
-    return *reinterpret_cast<AnchoredSums*>(at(Shared::kSquares));
+    return *reinterpret_cast<AnchoredSums*>(at(Shared::kColumns));
   }
 
-  // Two neighbouring tiles of a row of a gradient, of which this lane has a pair each: neighbours
-  // exchange pairs, and each has four columns of one tile, those that `to` is at.
-  static __device__ __forceinline__ void store(std::uint32_t first, std::uint32_t second,
-                                               Format* to, bool wanted) {
-    const bool odd = lane() % 2 != 0;
-    const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? first : second, 1);
-    if (wanted) {
-      *reinterpret_cast<uint2*>(to) = make_uint2(odd ? other : first, odd ? second : other);
-    }
-  }
-  // Where that is for the first two tiles of the thread's first row; `wanted`: such a tile is
-  // there.
-  struct Rows {
-    std::int64_t offset, below;
-    int column;
-    __device__ __forceinline__ Rows(const Place& here, const GradItem& item, const TwoKeyCall& call)
-        : below(8 * call.heads * call.d_k),
-          column(64 * here.group + lane() % 2 * 8 + lane() % 4 / 2 * 4) {
-      offset = ((item.first + here.row) * call.heads + item.key_head) * call.d_k + column;
-    }
-  };
-  // The gradients of the keys, and in place of `query` what the decays have of the rows.
+  // The gradients of the keys, in the places of these; in place of `query` what the decays have of
+  // the rows.
+  template <bool Joined>
   __device__ __forceinline__ void finish_rows(float (&query)[32], const float (&erase)[32],
-                                              const float (&write)[32], bool joined,
-                                              const GradItem& item) const {
-    const TwoKeyBack& back = call_.grad.back;
+                                              const float (&write)[32]) const {
     const Place here;
-    const Rows to(here, item, sizes());
-    auto* const d_query = static_cast<Format*>(back.d_q) + to.offset;
-    auto* const d_erase = static_cast<Format*>(back.d_e) + to.offset;
-    auto* const d_write = static_cast<Format*>(back.d_w) + to.offset;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const bool inside = here.row + 8 * j < item.count;
       const float gain = rows_.gain[here.row + 8 * j];
       float dot = 0.0F;
 #pragma unroll
-      for (int n = 0; n < 8; n += 2) {
-        std::uint32_t of_query[2], of_erase[2], of_write[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = 4 * (n + i) + 2 * j;
-          const int place = (here.keys ^ 16 * (n + i)) + j * kKeysBelow;
-          const float2 g = sum((here.sums ^ 32 * (n + i)) + j * kSumsBelow);
-          const float2 in = make_float2(exp2_fast(g.x), exp2_fast(g.y));
-          const float2 q = key(Shared::kQuery, place), w = key(Shared::kWrite, place);
-          of_query[i] = pack<Format>(in.x * query[at], in.y * query[at + 1]);
-          const float x = w.x * write[at], y = w.y * write[at + 1];
-          dot += x + y;
-          query[at] = q.x * query[at] - x;
-          query[at + 1] = q.y * query[at + 1] - y;
-          float out_x = gain * exp2_fast(-g.x) * write[at];
-          float out_y = gain * exp2_fast(-g.y) * write[at + 1];
-          if constexpr (Delta) {
-            const float2 e = key(Shared::kErase, place);
-            query[at] += e.x * erase[at];
-            query[at + 1] += e.y * erase[at + 1];
-            if constexpr (!Tied) of_erase[i] = pack<Format>(in.x * erase[at], in.y * erase[at + 1]);
-            if (joined) {
-              out_x += in.x * erase[at];
-              out_y += in.y * erase[at + 1];
-            }
+      for (int n = 0; n < 8; ++n) {
+        const int at = 4 * n + 2 * j;
+        unsigned char* const place = shared_memory() + (here.keys ^ 16 * n) + j * kBelow;
+        const auto element = [place](int slot) -> std::uint32_t& {
+          return *reinterpret_cast<std::uint32_t*>(place + slot * Shared::kSlot);
+        };
+        const float2 in = decay(decay_tile(here.decays, n) + j * kBelow);
+        const float2 q = unpack<Format>(element(Shared::kQuery));
+        const float2 w = unpack<Format>(element(Shared::kWrite));
+        element(Shared::kQuery) = pack<Format>(in.x * query[at], in.y * query[at + 1]);
+        const float x = w.x * write[at], y = w.y * write[at + 1];
+        dot += x + y;
+        query[at] = q.x * query[at] - x;
+        query[at + 1] = q.y * query[at + 1] - y;
+        float out_x = gain * reciprocal_fast(in.x) * write[at];
+        float out_y = gain * reciprocal_fast(in.y) * write[at + 1];
+        if constexpr (Delta) {
+          const float2 e = unpack<Format>(element(Shared::kErase));
+          query[at] += e.x * erase[at];
+          query[at + 1] += e.y * erase[at + 1];
+          if constexpr (Joined) {
+            out_x += in.x * erase[at];
+            out_y += in.y * erase[at + 1];
+          } else {
+            element(Shared::kErase) = pack<Format>(in.x * erase[at], in.y * erase[at + 1]);
           }
-          of_write[i] = pack<Format>(out_x, out_y);
         }
-        const bool wanted = inside && to.column + 8 * n < sizes().d_k;
-        const std::int64_t offset = j * to.below + 8 * n;
-        store(of_query[0], of_query[1], d_query + offset, wanted && back.d_q != nullptr);
-        if constexpr (kOwnErase) {
-          store(of_erase[0], of_erase[1], d_erase + offset, wanted && back.d_e != nullptr);
-        }
-        store(of_write[0], of_write[1], d_write + offset, wanted && back.d_w != nullptr);
+        element(Shared::kWrite) = pack<Format>(out_x, out_y);
       }
       dot = quad_sum(dot);
       if (lane() % 4 == 0) sums().gain[here.group][here.row + 8 * j] = dot;
     }
   }
-  // Of one key whose gradients are wanted apart.
-  __device__ __forceinline__ void finish_erase(const float (&erase)[32],
-                                               const GradItem& item) const {
-    const Place here;
-    const Rows to(here, item, sizes());
-    auto* const d_erase = static_cast<Format*>(call_.grad.back.d_e) + to.offset;
+  // A gradient that stands in the place of a key.
+  __device__ __forceinline__ void store_rows(int slot, void* gradient, const GradItem& item) const {
+    if (gradient == nullptr) return;
+    const int thread = forget(static_cast<int>(threadIdx.x)), row = thread / 16,
+              piece = thread % 16;
+    if (8 * piece >= sizes().d_k) return;
+    auto* to = static_cast<Format*>(gradient) +
+               ((item.first + row) * sizes().heads + item.key_head) * sizes().d_k + 8 * piece;
+    const std::int64_t below = 16 * sizes().heads * sizes().d_k;
+    const unsigned char* const from = at(slot) + Keys::place(row, piece);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-      for (int n = 0; n < 8; n += 2) {
-        std::uint32_t pairs[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = 4 * (n + i) + 2 * j;
-          const float2 g = sum((here.sums ^ 32 * (n + i)) + j * kSumsBelow);
-          pairs[i] = pack<Format>(exp2_fast(g.x) * erase[at], exp2_fast(g.y) * erase[at + 1]);
-        }
-        store(pairs[0], pairs[1], d_erase + j * to.below + 8 * n,
-              here.row + 8 * j < item.count && to.column + 8 * n < sizes().d_k);
+    for (int i = 0; i < 4; ++i) {
+      if (row + 16 * i < item.count) {
+        *reinterpret_cast<uint4*>(to + i * below) =
+            *reinterpret_cast<const uint4*>(from + i * 16 * 128);
       }
     }
   }
@@ -491,9 +416,11 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
       gain = reinterpret_cast<const float*>(call_.grad.chunk.record(item.chunk, item.key_head) +
                                             call_.grad.chunk.layout.gain)[threadIdx.x];
     }
-    std::uint32_t m[16];
-    float query[32], erase[32], write[32];
+    const bool narrow = sizes().g.dtype != Dtype::f32;
+    float query[32], erase[32], write[32], state;
     wait(Slot::update);
+    wait(Slot::back_a);
+    wait(Slot::back_b);
     wait(Slot::output);
     if (Delta) wait(Slot::value);
     if (partial) {
@@ -503,78 +430,87 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
       fence_async();
       __syncthreads();
     }
-    interactions(m);
-    wait(Slot::state_a);
-    wait(Slot::state_b);
-    zero(query);
-    zero(erase);
+    {
+      float inner[32];
+      if (!Delta) zero(inner);
+      Engine::begin();
+      multiply_values(inner);
+      through(write, Slot::update, Slot::back_a);
+      Engine::commit();
+      wait(Slot::state_a);
+      wait(Slot::state_b);
+      state = state_product();
+      Engine::template wait<0>();
+      Engine::hold(inner);
+      Engine::hold(write);
+      std::uint32_t m[16];
+      interactions(inner, m);
+      if (threadIdx.x < 64) rows_.gain[threadIdx.x] = gain;
+      __syncthreads();
+      if (asks() && !narrow) bring_gates(item, narrow);
+      put_square(m);
+    }
     Engine::begin();
     through(query, Slot::output, Slot::state_a);
     if constexpr (Delta) through(erase, Slot::value, Slot::state_a);
     finish<Engine>(query);
     Engine::hold(erase);
     __syncthreads();
-    if (asks()) bring(Shared::kQuery, call_.tensors.query, item);
-    put_square(m);
-    wait(Slot::back_a);
-    wait(Slot::back_b);
-    zero(write);
-    Engine::begin();
-    through(write, Slot::update, Slot::back_a);
-    Engine::commit();
-    float state = state_product();
-    Engine::template wait<0>();
-    Engine::hold(write);
-    if (threadIdx.x < 64) rows_.gain[threadIdx.x] = gain;
-    __syncthreads();
-    if (warp_ == 7) {
-      if (sizes().g.dtype == Dtype::f32) {
-        this->template bring_gates<float>(item);
-      } else {
-        this->template bring_gates<Format>(item);
-      }
-      if (asks()) {
-        bring(Shared::kWrite, call_.tensors.write, item);
-        if (kOwnErase) bring(Shared::kErase, call_.tensors.erase, item);
-      }
+    if (asks()) {
+      if (narrow) bring_gates(item, narrow);
+      bring(Shared::kQuery, call_.tensors.query, item);
+      bring(Shared::kWrite, call_.tensors.write, item);
+      if (kOwnErase) bring(Shared::kErase, call_.tensors.erase, item);
     }
-    wait(sizes().g.dtype == Dtype::f32 ? Shared::kSums : Shared::kNarrow);
+    wait(narrow ? Shared::kNarrow : Shared::kDecays);
     span_rows(item);
     __syncthreads();
-    float2 before, anchor;
-    find_anchor(item.count, before, anchor);
+    const Start start = find_anchor(item.count);
     wait(Shared::kQuery);
     wait(Shared::kWrite);
     if (kOwnErase) wait(Shared::kErase);
     __syncthreads();
-    bool fits = true;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) fits = fits && rows_.fits[i] != 0;
+    bool fits = all_fit(), fine = false;
+    if (Blocks && !fits && !narrow) {
+      __syncthreads();
+      fit_four(item);
+      __syncthreads();
+      fits = fine = all_fit();
+    }
     if (threadIdx.x == 0) call_.grad.marks[number] = fits ? 0 : 1;
     if (!fits) {
       fence_async();
       __syncthreads();
-      if (more) {
-        ask_first(next);
-        ask_rest(next);
-        ask_last(next);
-      }
+      if (more) ask_all(next);
       return;
     }
-    scale_keys(item, before, anchor);
+    scale_keys(item, start, fine);
     scale_columns(query, sizes().scale);
     if constexpr (Delta) scale_columns(erase, -1.0F);
     fence_async();
     __syncthreads();
-    if (more) ask_first(next);
-    const float2 updates = sum_updates(write);
-    {
+    if constexpr (Blocks) {
+      this->put_frames(start, fine);
+      __syncthreads();
+    }
+    const float2 updates = sum_updates(write, fine);
+    if constexpr (Blocks) {
+      if (fine) {
+        this->add_fine_writes(query, 0);
+        if constexpr (Delta) this->add_fine_writes(erase, 1);
+        this->add_fine_reads(write);
+      } else {
+        this->add_writes(query, 0);
+        if constexpr (Delta) this->add_writes(erase, 1);
+        this->add_reads(write);
+      }
+    } else {
       const unsigned char* const seen = at(Shared::kSquares);
       const unsigned char* const read = seen + Values::kBytes;
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int offset = Place().group * Values::kBytes;
+        const int offset = group() * Values::kBytes;
         const auto half = [offset](Slot slot) { return at(slot) + offset; };
         Engine::template multiply_tiles<Values, false, Values, true>(query, seen,
                                                                      half(Shared::kWrite), k);
@@ -593,21 +529,30 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
       Engine::hold(erase);
       Engine::hold(write);
     }
+    fence_async();
     __syncthreads();  // M1 and M2 have been read
+    if (more && asks()) ask_update(next);
     *reinterpret_cast<float2*>(sums().whole[warp_ % 4] + Place().column + 8 * (lane() / 4)) =
         updates;
     if (lane() < 16) {
       const int channel = 16 * warp_ + lane();
       const float last = *reinterpret_cast<const float*>(
-          at(Shared::kSums) + sum_place(63, channel / 2) + channel % 2 * 4);
-      sums().state[channel] = exp2_fast(last + rows_.anchor[channel]) * state;
+          at(Shared::kDecays) + decay_place(63, channel / 2) + channel % 2 * 4);
+      sums().state[channel] = state * rows_.anchor[channel] * (Blocks ? 1.0F : last);
     }
     const bool joined = Delta && Tied && back.d_e == back.d_w;
-    finish_rows(query, erase, write, joined, item);
-    if (Delta && Tied && !joined && back.d_e != nullptr) finish_erase(erase, item);
+    if (joined) {
+      finish_rows<Delta && Tied>(query, erase, write);
+    } else {
+      finish_rows<false>(query, erase, write);
+    }
+    fence_async();
     __syncthreads();
-    if (more) ask_rest(next);
+    if (more && asks()) ask_back(next);
     sum_blocks(query);
+    store_rows(Shared::kQuery, back.d_q, item);
+    if (Delta && !joined) store_rows(Shared::kErase, back.d_e, item);
+    store_rows(Shared::kWrite, back.d_w, item);
     if (threadIdx.x < 128) {
       const int i = static_cast<int>(threadIdx.x);
       sums().state[i] +=
@@ -620,6 +565,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
       }
     }
     __syncthreads();
+    if (more && asks()) ask_values(next);
     if (back.d_g != nullptr) {
       if (sizes().g.dtype == Dtype::f32) {
         store_decays(query, item, static_cast<float*>(back.d_g));
@@ -629,7 +575,7 @@ class GradAnchored : AnchoredTiles<Format, Delta> {
     }
     fence_async();
     __syncthreads();
-    if (more) ask_last(next);
+    if (more && asks()) ask_last(next);
   }
 };
 

@@ -14,7 +14,7 @@ inline constexpr int kAnchoredThreads = 256, kAnchoredBlocks = 2;  // per multip
 struct AnchoredRows {
   std::uint64_t arrived[7];
   float gain[64];
-  float anchor[128];  // A, in base 2
+  float anchor[128];  // exp(A)
   int fits[8];        // of the warps
   GradItem items[3];  // a warp may still store one while another looks for the next but one
 };
@@ -23,18 +23,20 @@ struct AnchoredShared {
   using Keys = RowTile<64, 128>;
   using Values = RowTile<64, 64>;
   using State = Tile<64, 128, false>;
+  using Decays = RowTile<64, 256>;  // 128 floats a row
   enum Slot { update, output, value, state_a, state_b, back_a, back_b };
-  // The same slots when the products with the states are done: M1 and M2 in the first two, and the
-  // sums of gates in two. Where the gates are no floats, they come to the first slot.
-  static constexpr Slot kQuery = output, kSquares = value, kSums = state_a, kWrite = back_a,
-                        kErase = back_b, kNarrow = update;
+  // The same slots later on. When Z and dS have been read: M1 and M2 in that of Z, and the gates in
+  // the two of dS, where they become exp(G - A). When the products with the states are done as
+  // well: the keys, and numbers of columns. Gates that are no floats come to that place.
+  static constexpr Slot kSquares = update, kDecays = back_a, kQuery = output, kWrite = value,
+                        kErase = state_a, kColumns = state_b, kNarrow = state_b;
   static constexpr int kSlot = Keys::kBytes;
   static constexpr int kNumbers = 7 * kSlot, kBytes = kNumbers + 1024;
   static_assert(sizeof(AnchoredRows) <= 1024 && 2 * Values::kBytes == kSlot &&
-                State::kBytes == kSlot);
+                State::kBytes == kSlot && Decays::kBytes == 2 * kSlot);
 };
 
-// Numbers per channel, in the place of M1 and M2 when these have been read.
+// Numbers per channel.
 struct AnchoredSums {
   float crossing[4][128];  // of blocks of 16 rows
   float whole[4][128];     // what all dg have, likewise
@@ -51,6 +53,7 @@ class AnchoredTiles {
   using Keys = Shared::Keys;
   using Values = Shared::Values;
   using State = Shared::State;
+  using Decays = Shared::Decays;
 
   __device__ explicit AnchoredTiles(const StreamCall& c)
       : call_(c),
@@ -62,32 +65,36 @@ class AnchoredTiles {
     return shared_memory() + slot * Shared::kSlot;
   }
   // Where the thread has its rows and columns: its first row; in bytes, tile n = 0 of the group's
-  // columns of that row in a tile of keys and among the sums of gates. Tile n stands at ^ 16 n and
-  // ^ 32 n, the row eight further down kKeysBelow and kSumsBelow behind. Found anew by every stage,
+  // columns of that row in a tile of keys and among the decays. Tile n stands at ^ 16 n, and
+  // where decay_tile() says; the row eight further down kBelow behind. Found anew by every stage,
   // so that it takes no registers in between.
   struct Place {
-    int row, group, column, keys, sums;
+    int row, group, column, keys, decays;
     __device__ __forceinline__ Place() {
       const int thread = forget(static_cast<int>(threadIdx.x)), lane = thread % 32;
       row = thread / 32 % 4 * 16 + lane / 4;
       group = thread / 128;
       column = 64 * group + 2 * (lane % 4);
       keys = group * Keys::kBlock + Keys::place(row, 0) + lane % 4 * 4;
-      sums = sum_place(row, 32 * group + lane % 4);
+      decays = decay_place(row, 32 * group + lane % 4);
     }
   };
-  static constexpr int kKeysBelow = 8 * 128, kSumsBelow = 8 * 512;
+  static constexpr int kBelow = 8 * 128;
   static __device__ __forceinline__ float2 key(int slot, int place) {
     return unpack<Format>(*reinterpret_cast<const std::uint32_t*>(at(slot) + place));
   }
-  static __device__ __forceinline__ float2 sum(int place) {
-    return *reinterpret_cast<const float2*>(at(Shared::kSums) + place);
+  static __device__ __forceinline__ float2 decay(int place) {
+    return *reinterpret_cast<const float2*>(at(Shared::kDecays) + place);
   }
-  // Where the sum of a row and a pair of channels stands: rows that are read together fall into
-  // different banks.
-  static __device__ __forceinline__ int sum_place(int row, int pair) {
-    return row * 512 + (pair ^ (row % 4 * 4)) * 8;
+  // Where the decays of a row and a pair of channels stand, as the gates came.
+  static __device__ __forceinline__ int decay_place(int row, int pair) {
+    return Decays::place(row, pair / 2) + pair % 2 * 8;
   }
+  // Tile n of the group's columns, from tile 0.
+  static __device__ __forceinline__ int decay_tile(int first, int n) {
+    return (first ^ n % 4 * 32) + n / 4 * Decays::kBlock;
+  }
+  __device__ __forceinline__ int group() const { return warp_ / 4; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
 
   // ---- Tiles ------------------------------------------------------------------------------------
@@ -115,36 +122,37 @@ class AnchoredTiles {
               State::kBytes, rows_.arrived + slot);
   }
   __device__ __forceinline__ bool asks() const { return threadIdx.x == 224; }
-  __device__ __forceinline__ void ask_first(const GradItem& item) const {
-    if (!asks()) return;
+  // Tiles of an item, by one thread and in the order in which their places fall free.
+  __device__ __forceinline__ void ask_update(const GradItem& item) const {
     bring(Slot::update, call_.tensors.update, item);
   }
-  __device__ __forceinline__ void ask_rest(const GradItem& item) const {
-    if (!asks()) return;
-    bring(Slot::output, call_.tensors.output, item);
-    bring_state(Slot::state_a, call_.grad.chunk.states, item, 0);
-    bring_state(Slot::state_b, call_.grad.chunk.states, item, 1);
+  __device__ __forceinline__ void ask_back(const GradItem& item) const {
     bring_state(Slot::back_a, call_.grad.chunk.d_states, item, 0);
     bring_state(Slot::back_b, call_.grad.chunk.d_states, item, 1);
   }
-  __device__ __forceinline__ void ask_last(const GradItem& item) const {
-    if (Delta && asks()) bring(Slot::value, call_.tensors.value, item);
+  __device__ __forceinline__ void ask_values(const GradItem& item) const {
+    bring(Slot::output, call_.tensors.output, item);
+    if (Delta) bring(Slot::value, call_.tensors.value, item);
+    bring_state(Slot::state_a, call_.grad.chunk.states, item, 0);
   }
-  // The gates by one warp, row by row; `Element`s, at the width of the call.
-  template <class Element>
-  __device__ __forceinline__ void bring_gates(const GradItem& item) const {
-    constexpr int kSize = sizeof(Element);
-    const Slot slot = kSize == 4 ? Shared::kSums : Shared::kNarrow;
-    const auto bytes = static_cast<std::uint32_t>(sizes().d_k * kSize);
-    if (lane() == 0) {
-      mbarrier_arrive_expect(rows_.arrived + slot, static_cast<std::uint32_t>(item.count) * bytes);
-    }
-    __syncwarp();
-    for (int i = lane(); i < item.count; i += 32) {
-      const std::int64_t from =
-          ((item.first + i) * sizes().value_heads + item.key_head) * sizes().d_k;
-      copy_bulk(at(slot) + i * 128 * kSize, static_cast<const Element*>(sizes().g.data) + from,
-                bytes, rows_.arrived + slot);
+  __device__ __forceinline__ void ask_last(const GradItem& item) const {
+    bring_state(Slot::state_b, call_.grad.chunk.states, item, 1);
+  }
+  __device__ __forceinline__ void ask_all(const GradItem& item) const {
+    if (!asks()) return;
+    ask_update(item);
+    ask_back(item);
+    ask_values(item);
+    ask_last(item);
+  }
+  // The gates, at the width of the call.
+  __device__ __forceinline__ void bring_gates(const GradItem& item, bool narrow) const {
+    const Slot slot = narrow ? Shared::kNarrow : Shared::kDecays;
+    mbarrier_arrive_expect(rows_.arrived + slot, narrow ? Shared::kSlot : Decays::kBytes);
+    for (int i = 0; i < (narrow ? 2 : 4); ++i) {
+      copy_rows(at(slot) + i * Decays::kBlock, &call_.tensors.gate, 64 * i,
+                static_cast<int>(item.key_head), static_cast<int>(item.first),
+                rows_.arrived + slot);
     }
   }
   // Rows beyond the end of the chunk are those of others.

@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   GradStream<Format, WgmmaEngine<Format>, Columns, Tiles, Delta, Tied>(call).run();
 }
 
-template <class Format, bool Delta, bool Tied>
+template <class Format, bool Delta, bool Tied, bool Blocks>
 __global__ void __launch_bounds__(kAnchoredThreads, kAnchoredBlocks)
     grad_anchored_kernel(const __grid_constant__ StreamCall call) {
-  GradAnchored<Format, WgmmaEngine<Format>, Delta, Tied>(call).run();
+  GradAnchored<Format, WgmmaEngine<Format>, Delta, Tied, Blocks>(call).run();
 }
 
 inline StreamCall with_tensors(const GradCall& grad) {
@@ -77,7 +77,9 @@ inline StreamCall with_tensors(const GradCall& grad) {
                  keys(call.w),
                  values(grad.back.d_o),
                  values(call.delta ? grad.chunk.d_value : nullptr),
-                 values(grad.chunk.z)};
+                 values(grad.chunk.z),
+                 row_map(call.gate == GateKind::channel ? call.g.data : nullptr, call.rows.count,
+                         call.value_heads, call.g.dtype == Dtype::f32 ? 2 * call.d_k : call.d_k)};
   return all;
 }
 
@@ -86,7 +88,9 @@ void start_anchored(const GradCall& grad, int blocks, void* stream) {
   const TwoKeyCall& call = grad.chunk.call;
   const StreamCall all = with_tensors(grad);
   const auto start = [&](auto delta, auto tied) {
-    launch(grad_anchored_kernel<Format, delta, tied>, blocks, kAnchoredThreads,
+    launch(grad_anchored_kernel<Format, delta, tied, false>, blocks, kAnchoredThreads,
+           AnchoredShared::kBytes, stream, all);
+    launch(grad_anchored_kernel<Format, delta, tied, true>, blocks, kAnchoredThreads,
            AnchoredShared::kBytes, stream, all);
   };
   if (!call.delta) {

@@ -15,6 +15,7 @@ inline constexpr int kStreamWorkers = 2, kStreamThreads = 128 * kStreamWorkers;
 
 struct GradTensors {
   TensorMap query, erase, write, output, value, update;
+  TensorMap gate;  // of channels; a float is two elements
 };
 struct StreamCall {
   GradCall grad;

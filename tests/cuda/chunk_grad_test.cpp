@@ -54,6 +54,15 @@ std::vector<GradCase> grad_cases() {
         decayed.gate_dtype = gates == 7 ? Dtype::bf16 : Dtype::f32;
         cases.push_back(decayed);
       }
+      for (const int gates : {2, 3}) {  // anchors of blocks of 16 rows and of four
+        GradCase blocks = shaped(gate, 1, 1, 128, 72, {64, 70}, gates);
+        blocks.delta = false;
+        cases.push_back(blocks);
+        blocks.delta = blocks.same_key = true;
+        blocks.sum_keys = gates == 3;
+        blocks.gate_dtype = gates == 2 ? Dtype::bf16 : Dtype::f32;
+        cases.push_back(blocks);
+      }
       GradCase apart = shaped(gate, 3, 1, 96, 128, {64, 3, 130}, 0);
       apart.same_key = true;
       cases.push_back(apart);
