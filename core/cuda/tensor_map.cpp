@@ -36,8 +36,9 @@ TensorMap row_map(const void* data, std::int64_t rows, std::int64_t heads, int s
   const cuuint64_t strides[2] = {extents[0] * 2, extents[0] * extents[1] * 2};
   const cuuint32_t box[3] = {static_cast<cuuint32_t>(columns), 1, 64}, steps[3] = {1, 1, 1};
   // bf16 and f16 alike: the copy engine only moves them.
-  // Pieces of 16 bytes are swizzled within a row.
-  const CUtensorMapSwizzle swizzle = columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+  // Pieces of 16 bytes are swizzled within a row, but in long rows.
+  const CUtensorMapSwizzle swizzle = columns > 64    ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                      : CU_TENSOR_MAP_SWIZZLE_32B;
   const CUresult result =

@@ -3,7 +3,7 @@
 // A tensor of rows, [rows, heads, size] of 16-bit elements, as the copy engine of Hopper wants it
 // described: it brings 64 rows of 64 elements of one head (or of 16 or 32 columns, where asked for)
 // to a RowTile block of shared memory, with zeros for what lies beyond the tensor's rows or a
-// head's elements.
+// head's elements. Rows of 128 or 256 columns come as they are.
 
 #include <cstdint>
 

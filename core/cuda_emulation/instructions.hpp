@@ -291,7 +291,7 @@ inline void copy_rows_to(void* shared, const TensorMap* map, int column, int hea
                       2);
         }
         // Within lines of 128 bytes of the tile, which hold one row or several.
-        const int pieces = line / 16, swizzle = r * line / 128 % pieces;
+        const int pieces = line / 16, swizzle = line > 128 ? 0 : r * line / 128 % pieces;
         std::memcpy(tile + r * line + ((c / 8) ^ swizzle) * 16 + c % 8 * 2, &value, 2);
       }
     }

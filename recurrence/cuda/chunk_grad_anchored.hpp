@@ -88,13 +88,13 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
   using Base::clear;
   using Base::decay;
   using Base::decay_place;
-  using Base::decay_tile;
   using Base::find_anchor;
   using Base::fit_four;
   using Base::frames;
   using Base::gate;
   using Base::group;
   using Base::kBelow;
+  using Base::kDecaysBelow;
   using Base::key;
   using Base::lane;
   using Base::rows_;
@@ -191,7 +191,7 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
     const int inside = 2 * pair < sizes().d_k ? item.count - 16 * part : 0;
     float2 sum = Blocks ? make_float2(-start.to_anchor.x * kLog2e, -start.to_anchor.y * kLog2e)
                         : make_float2(start.from_anchor.x * kLog2e, start.from_anchor.y * kLog2e);
-    // Of the first row of four: of rows further down, ^ 16 i and 128 i behind.
+    // Of the first row of four: of rows further down, ^ 16 i and ^ 32 i.
     int keys = Keys::place(16 * part, pair / 4) + pair % 4 * 4;
     int decays = decay_place(16 * part, pair);
 #pragma unroll 1
@@ -199,6 +199,7 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
       float2 g[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) g[i] = gate(16 * part + first + i, pair, first + i < inside);
+      __syncwarp();  // what the warp writes of these rows stands where it reads them
       if (Blocks && fine) {
         float2 low, high;
         this->span_four(g, low, high);
@@ -211,7 +212,7 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
         const bool valid = first + i < inside;
         sum = make_float2(sum.x + g[i].x * kLog2e, sum.y + g[i].y * kLog2e);
         const float2 in = make_float2(exp2_fast(sum.x), exp2_fast(sum.y));
-        *reinterpret_cast<float2*>(at(Shared::kDecays) + (decays ^ 16 * i) + 128 * i) = in;
+        *reinterpret_cast<float2*>(at(Shared::kDecays) + (decays ^ 32 * i) + 512 * i) = in;
         const float gain = rows_.gain[16 * part + first + i];
         const float2 out = make_float2(gain * exp2_fast(-sum.x), gain * exp2_fast(-sum.y));
         unsigned char* const place = shared_memory() + (keys ^ 16 * i) + 128 * i;
@@ -229,7 +230,7 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
         *element(Shared::kWrite) = valid ? scaled_w : 0U;
       }
       keys = (keys ^ 64) + 4 * 128;
-      decays = (decays ^ 64) + 4 * 128;
+      decays += 4 * 512;
     }
   }
 
@@ -261,8 +262,8 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
       if (Blocks && fine) {
         this->fine_last(keep, here, n);
       } else {
-        keep[0] = keep[1] = Blocks ? frames().to_last[warp_ % 4][here.column / 2 + 4 * n]
-                                   : decay(decay_tile(last, n));
+        keep[0] = keep[1] =
+            Blocks ? frames().to_last[warp_ % 4][here.column / 2 + 4 * n] : decay(last ^ 32 * n);
       }
       all[2 * n] = all[2 * n + 1] = 0.0F;
 #pragma unroll
@@ -300,7 +301,7 @@ class GradAnchored : AnchoredGates<Format, Delta, Blocks> {
         const auto element = [place](int slot) -> std::uint32_t& {
           return *reinterpret_cast<std::uint32_t*>(place + slot * Shared::kSlot);
         };
-        const float2 in = decay(decay_tile(here.decays, n) + j * kBelow);
+        const float2 in = decay((here.decays ^ 32 * n) + j * kDecaysBelow);
         const float2 q = unpack<Format>(element(Shared::kQuery));
         const float2 w = unpack<Format>(element(Shared::kWrite));
         element(Shared::kQuery) = pack<Format>(in.x * query[at], in.y * query[at + 1]);

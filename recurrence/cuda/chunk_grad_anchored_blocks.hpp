@@ -24,7 +24,6 @@ class AnchoredBlocks : protected AnchoredTiles<Format, Delta> {
   using Base::Base;
   using Base::decay;
   using Base::decay_place;
-  using Base::decay_tile;
   using Base::group;
   using Base::kBelow;
   using Base::key;
@@ -135,7 +134,7 @@ class AnchoredBlocks : protected AnchoredTiles<Format, Delta> {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float2 end = make_float2(1.0F, 1.0F);
-      if (c > 0) end = decay(decay_tile(last, n));
+      if (c > 0) end = decay(last ^ 32 * n);
       const float2 t = next[4 * n];
       d[4 * n] *= upper ? end.x : 1.0F;
       d[4 * n + 1] *= upper ? end.y : 1.0F;
@@ -189,7 +188,7 @@ class AnchoredBlocks : protected AnchoredTiles<Format, Delta> {
     const int last = decay_place(63, Place().column / 2);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 t = decay(decay_tile(last, n));
+      const float2 t = decay(last ^ 32 * n);
       d[4 * n] *= t.x;
       d[4 * n + 1] *= t.y;
       d[4 * n + 2] *= t.x;

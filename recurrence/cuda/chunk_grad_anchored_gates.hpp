@@ -43,9 +43,9 @@ class AnchoredGates : protected AnchoredBlocks<Format, Delta> {
   __device__ __forceinline__ float2 gate(int i, int pair, bool valid) const {
     float2 g;
     if (sizes().g.dtype == Dtype::f32) {
-      g = decay(decay_place(i, pair));
+      g = decay(i * 512 + pair * 8);
     } else {
-      g = key(Shared::kNarrow, Keys::place(i, pair / 4) + pair % 4 * 4);
+      g = key(Shared::kNarrow, i * 256 + pair * 4);
     }
     return valid ? g : make_float2(0.0F, 0.0F);
   }

@@ -23,7 +23,6 @@ struct AnchoredShared {
   using Keys = RowTile<64, 128>;
   using Values = RowTile<64, 64>;
   using State = Tile<64, 128, false>;
-  using Decays = RowTile<64, 256>;  // 128 floats a row
   enum Slot { update, output, value, state_a, state_b, back_a, back_b };
   // The same slots later on. When Z and dS have been read: M1 and M2 in that of Z, and the gates in
   // the two of dS, where they become exp(G - A). When the products with the states are done as
@@ -33,7 +32,7 @@ struct AnchoredShared {
   static constexpr int kSlot = Keys::kBytes;
   static constexpr int kNumbers = 7 * kSlot, kBytes = kNumbers + 1024;
   static_assert(sizeof(AnchoredRows) <= 1024 && 2 * Values::kBytes == kSlot &&
-                State::kBytes == kSlot && Decays::kBytes == 2 * kSlot);
+                State::kBytes == kSlot);
 };
 
 // Numbers per channel.
@@ -53,7 +52,6 @@ class AnchoredTiles {
   using Keys = Shared::Keys;
   using Values = Shared::Values;
   using State = Shared::State;
-  using Decays = Shared::Decays;
 
   __device__ explicit AnchoredTiles(const StreamCall& c)
       : call_(c),
@@ -65,8 +63,8 @@ class AnchoredTiles {
     return shared_memory() + slot * Shared::kSlot;
   }
   // Where the thread has its rows and columns: its first row; in bytes, tile n = 0 of the group's
-  // columns of that row in a tile of keys and among the decays. Tile n stands at ^ 16 n, and
-  // where decay_tile() says; the row eight further down kBelow behind. Found anew by every stage,
+  // columns of that row in a tile of keys and among the decays. Tile n stands at ^ 16 n and ^ 32 n,
+  // the row eight further down kBelow and kDecaysBelow behind. Found anew by every stage,
   // so that it takes no registers in between.
   struct Place {
     int row, group, column, keys, decays;
@@ -79,20 +77,17 @@ class AnchoredTiles {
       decays = decay_place(row, 32 * group + lane % 4);
     }
   };
-  static constexpr int kBelow = 8 * 128;
+  static constexpr int kBelow = 8 * 128, kDecaysBelow = 8 * 512;
   static __device__ __forceinline__ float2 key(int slot, int place) {
     return unpack<Format>(*reinterpret_cast<const std::uint32_t*>(at(slot) + place));
   }
   static __device__ __forceinline__ float2 decay(int place) {
     return *reinterpret_cast<const float2*>(at(Shared::kDecays) + place);
   }
-  // Where the decays of a row and a pair of channels stand, as the gates came.
+  // Where the decays of a row and a pair of channels stand: rows that are read together fall into
+  // different banks. Tile n of the group's columns stands at ^ 32 n.
   static __device__ __forceinline__ int decay_place(int row, int pair) {
-    return Decays::place(row, pair / 2) + pair % 2 * 8;
-  }
-  // Tile n of the group's columns, from tile 0.
-  static __device__ __forceinline__ int decay_tile(int first, int n) {
-    return (first ^ n % 4 * 32) + n / 4 * Decays::kBlock;
+    return row * 512 + (pair ^ (row % 4 * 4)) * 8;
   }
   __device__ __forceinline__ int group() const { return warp_ / 4; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
@@ -148,12 +143,9 @@ class AnchoredTiles {
   // The gates, at the width of the call.
   __device__ __forceinline__ void bring_gates(const GradItem& item, bool narrow) const {
     const Slot slot = narrow ? Shared::kNarrow : Shared::kDecays;
-    mbarrier_arrive_expect(rows_.arrived + slot, narrow ? Shared::kSlot : Decays::kBytes);
-    for (int i = 0; i < (narrow ? 2 : 4); ++i) {
-      copy_rows(at(slot) + i * Decays::kBlock, &call_.tensors.gate, 64 * i,
-                static_cast<int>(item.key_head), static_cast<int>(item.first),
-                rows_.arrived + slot);
-    }
+    mbarrier_arrive_expect(rows_.arrived + slot, (narrow ? 1 : 2) * Shared::kSlot);
+    copy_rows(at(slot), &call_.tensors.gate, 0, static_cast<int>(item.key_head),
+              static_cast<int>(item.first), rows_.arrived + slot);
   }
   // Rows beyond the end of the chunk are those of others.
   __device__ __forceinline__ void clear(Slot slot, int count) const {

@@ -79,7 +79,8 @@ inline StreamCall with_tensors(const GradCall& grad) {
                  values(call.delta ? grad.chunk.d_value : nullptr),
                  values(grad.chunk.z),
                  row_map(call.gate == GateKind::channel ? call.g.data : nullptr, call.rows.count,
-                         call.value_heads, call.g.dtype == Dtype::f32 ? 2 * call.d_k : call.d_k)};
+                         call.value_heads, call.g.dtype == Dtype::f32 ? 2 * call.d_k : call.d_k,
+                         call.g.dtype == Dtype::f32 ? 256 : 128)};
   return all;
 }
 
