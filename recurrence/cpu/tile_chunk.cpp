@@ -47,6 +47,7 @@ void TileChunk::build(const ChunkRows& rows, For purpose, bool same_keys) {
   seen = over_tokens(seen);
   write = over_tokens(write);
   state_parts = parts_;
+  keep_writes = false;
   for (int i = 0; i < n; ++i) gain[i] = rows.b == nullptr ? 1.0F : rows.b[i * rows.b_row];
   update_weight = rows.b == nullptr ? nullptr : gain;
   if (sizes_.decay == DecayKind::channel) {
@@ -141,9 +142,9 @@ void TileChunk::channel(const ChunkRows& rows, For purpose) {
   erase_decay = write_weight = nullptr;
   keep = keep_;
   // For the way back the factors are wanted in float32 too.
-  const bool mild = purpose != For::gradient &&
-                    tiles_.channel_decay({rows.g, rows.g_row, n, sizes_.d_k, f.key_row,
-                                          f.from_start, f.block_query, f.to_end});
+  const bool mild =
+      purpose != For::gradient && tiles_.channel_decay({rows.g, rows.g_row, n, sizes_.d_k,
+                                                        f.key_row, f.from_start, f.block_query});
   if (mild) {
     mild_channel(rows, f, purpose);
     return;
@@ -190,12 +191,12 @@ void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose
                         const float* factor) {
     tiles_.pack_rows({to, from, rows.key_row, n, sizes_.d_k, factor, ahead, decay, f.key_row});
   };
-  pack(raw_write, rows.w, f.to_end, nullptr);
-  tiles_.transpose(write_pairs_, raw_write);
-  write_made_ = 0;
-  write_rows(exact_parts(parts_));  // before its pairs are those of another decay
+  // What a token writes decays from it to the end: by the whole and the inverse of what comes
+  // before.
   pack(raw_write, rows.w, back, nullptr);
   tiles_.transpose(write_pairs_, raw_write);
+  write_made_ = 0;
+  keep_writes = true;
   if (sizes_.delta) {
     pack(erase, rows.e, f.from_start, nullptr);
     tiles_.product(

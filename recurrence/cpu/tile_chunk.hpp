@@ -72,6 +72,7 @@ class TileChunk {
   const float* update_weight;  // [C]: the gain; null: 1
   const float* write_weight;   // [C]: factor of Z before `write`; null: update_weight
   const float* keep;           // [K], padded to whole pairs of tiles; null: 1
+  bool keep_writes;            // `write` lacks the factor `keep`
   // [C, C], rows of square_row floats: -A(i, j) b(j); for the way back -b(i) A(i, j)
   float* solve;
   int square_row;

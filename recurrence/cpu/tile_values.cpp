@@ -86,7 +86,8 @@ void TileValues::update(const TileChunk& chunk, int n, int columns, const float*
     tiles_.pack_pairs({updates, errors, row, n, columns, chunk.update_weight});
   }
   tiles_.product({chunk.write, updates, next, state_row, Into::overwrite, TileProduct::Shape::full,
-                  chunk.ahead, state, state_row, chunk.keep});
+                  chunk.ahead, state == nullptr && chunk.keep_writes ? next : state, state_row,
+                  chunk.keep, chunk.keep_writes});
 }
 
 }  // namespace rankone::recurrence::cpu

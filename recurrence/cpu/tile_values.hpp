@@ -16,7 +16,8 @@ class TileValues {
              const float* state, Index state_row, bool outputs);
   // After solve() with `outputs`. o: rows of rows.value_row floats. `live`: solve() had a state.
   void outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live, float* o);
-  // next = keep state + write^T (b Z); `next` may be `state`. A null state is zero.
+  // next = keep state + write^T (b Z); `next` may be `state`. A null state is zero, and so is what
+  // `next` holds then.
   void update(const TileChunk& chunk, int n, int columns, const float* state, float* next,
               Index state_row);
 

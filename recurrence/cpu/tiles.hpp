@@ -91,7 +91,6 @@ struct TileChannelDecay {
   Index row;          // of the outputs
   float* from_start;  // [n, K]: exp of the sum from the start of the chunk to i, inclusive
   float* back;        // [n, K]: its inverse
-  float* to_end;      // [n, K]: exp of the sum behind i to the end of the chunk
 };
 
 // to(i, j) = from(i, j) between(i, j) factor row_factor(i) column_factor(j) for j < i, or j <= i
@@ -132,6 +131,7 @@ struct TileProduct {
   const float* from = nullptr;
   Index from_row = 0;
   const float* scale = nullptr;
+  bool scale_sum = false;  // `scale` is a factor of the sum, too
 };
 
 // out(i, :) = gain(i) (value(i, :) - decay(i) read(i, :)), zero behind the columns. A null factor

@@ -87,19 +87,17 @@ bool channel_decay(const TileChannelDecay& d) {
     const int left = d.channels - c;
     Vec sum{};
     Vec most{};
+    Vec decay = splat(1.0F);
     for (int i = 0; i < d.n; ++i) {
       const float* g = d.g + i * d.g_row + c;
       const Vec gate = left < kLanes ? load_part(g, left) : load(g);
       sum += gate;
       most = vmax(most, gate);
-      store(d.from_start + i * d.row + c, vexp(sum));
-      store(d.back + i * d.row + c, vexp(-sum));
+      decay = vexp(sum);
+      store(d.from_start + i * d.row + c, decay);
+      store(d.back + i * d.row + c, splat(1.0F) / decay);
     }
-    const Vec whole = vexp(sum);
-    least = select((whole >= splat(TileChannelDecay::kLeast)) & (most <= Vec{}), least, Vec{});
-    for (int i = 0; i < d.n; ++i) {
-      store(d.to_end + i * d.row + c, whole * load(d.back + i * d.row + c));
-    }
+    least = select((decay >= splat(TileChannelDecay::kLeast)) & (most <= Vec{}), least, Vec{});
   }
   for (int i = 0; i < kLanes; ++i) {
     if (least[i] == 0.0F) return false;

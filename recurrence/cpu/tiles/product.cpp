@@ -70,13 +70,15 @@ struct Sum {
   float* c = nullptr;
   const float* from;
   const float* scale;
+  bool scale_sum;
 };
 
 inline void finish(const Sum& sum, Index c_row, Index from_row) {
   if (sum.c == nullptr) return;
   for (int r = 0; r < kBlockSide; ++r) {
     for (int n = 0; n < kBlockSide; n += 16) {
-      const Line value = load_line(sum.values + r * kBlockSide + n);
+      Line value = load_line(sum.values + r * kBlockSide + n);
+      if (sum.scale_sum) value = scaled(sum.scale[r], value);
       const Line old = load_line(sum.from + r * from_row + n);
       store_line(sum.c + r * c_row + n,
                  plus_scaled(value, sum.scale == nullptr ? 1.0F : sum.scale[r], old));
@@ -115,6 +117,7 @@ void product_of(const TileProduct& p) {
         sums[current].c = c;
         sums[current].from = p.from + m * kTileRows * p.from_row + n * kTileRows;
         sums[current].scale = p.scale == nullptr ? nullptr : p.scale + m * kTileRows;
+        sums[current].scale_sum = p.scale_sum && p.scale != nullptr;
         c = sums[current].values;
       }
       float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
