@@ -5,6 +5,7 @@
 #
 #     bench/gpu/sanitize.sh BUILD/tests/cuda/rankone_cuda_test [TOOL ...]
 #
+# racecheck reports kernels that are right (racecheck_patterns.cu; docs/kernel-notes.md, Errors and checks).
 # Prints one line per tool and path and, where a tool finds something, the first of it.
 set -u
 refuse() {

@@ -113,6 +113,10 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Zeros over what may be zeros already, and which others may be reading or clearing as well: the
+// one kind of store that is in no order with theirs.
+__device__ __forceinline__ void clear_again(uint4* to) { *to = make_uint4(0, 0, 0, 0); }
+
 // Four (two) 8 x 8 matrices of 16-bit elements: lane i gives the address of row i % 8 of matrix
 // i / 8 (16 bytes, aligned; lanes from 16 on are not looked at by _x2). Register j of a lane:
 // matrix j, row g, columns 2t and 2t + 1; with _transposed rows 2t and 2t + 1 of column g.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/cuda/language.hpp"
+#include "core/cuda_emulation/races.hpp"
 
 namespace rankone::cuda::emulation {
 namespace {
@@ -37,15 +38,19 @@ void finish_copies(int thread) {
 }
 
 void copy_later(void* shared, const void* global, std::size_t bytes, std::size_t valid) {
+  RANKONE_SITE;
+  races::copy_write(shared, global, bytes, valid);
   mine().open.push_back({shared, global, bytes, valid});
 }
 
 void commit_copies() {
+  races::copy_commit();
   mine().groups.push_back(std::move(mine().open));
   mine().open.clear();
 }
 
 void await_copies(int groups_left) {
+  races::copy_wait(groups_left);
   auto& groups = mine().groups;
   while (static_cast<int>(groups.size()) > groups_left) {
     for (const Copy& copy : groups.front()) {
@@ -57,10 +62,13 @@ void await_copies(int groups_left) {
 }
 
 void store_later(void* global, const void* shared, std::size_t bytes) {
+  RANKONE_SITE;
+  races::store_read(shared, global, bytes);
   mine().stores.push_back({global, shared, bytes, bytes});
 }
 
 void await_stores() {
+  races::store_wait();
   for (const Copy& store : mine().stores) std::memcpy(store.to, store.from, store.bytes);
   mine().stores.clear();
 }

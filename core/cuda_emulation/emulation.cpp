@@ -10,6 +10,7 @@
 
 #include "core/cuda/language.hpp"
 #include "core/cuda_emulation/asynchronous.hpp"
+#include "core/cuda_emulation/races.hpp"
 
 #if defined(__x86_64__)
 // Saves the callee-saved registers on the stack, and the stack pointer to *save; continues at `to`.
@@ -64,11 +65,14 @@ struct Warp {
   // Two sets of slots: a lane may be at its next collective while another still reads.
   std::array<std::array<unsigned char, 32 * kSlot>, 2> slots;
   std::array<std::uint64_t, 32> round{};  // collectives that each lane has entered
+  std::array<races::Meeting, 2> meetings;
+  std::array<std::uint64_t, 2> met{};  // rounds that the meetings belong to
 };
 
 struct Barrier {
   int arrived = 0;
   std::uint64_t generation = 0;
+  races::Meeting meeting;
 };
 
 struct Block {
@@ -139,11 +143,14 @@ void resume(int number) {
   current = static_cast<std::size_t>(number) / block_size.x;
   block_index.x = cluster_first + static_cast<unsigned>(current);
   thread_index = Index3{static_cast<unsigned>(block_thread()), 0, 0};
+  races::resume(number, block_index.x, fibers[static_cast<std::size_t>(number)].stack.get(),
+                kStack);
 #if defined(__x86_64__)
   rankone_switch_fiber(&scheduler, fibers[static_cast<std::size_t>(number)].pointer);
 #else
   swapcontext(&scheduler, &fibers[static_cast<std::size_t>(number)].context);
 #endif
+  races::leave();
 }
 
 // xorshift64*: the order only has to differ.
@@ -208,13 +215,17 @@ void broken(const char* what) {
   std::abort();
 }
 
-const unsigned char* exchange(std::uint32_t mask, const void* mine, std::size_t bytes) {
+namespace {
+
+const unsigned char* enter_round(std::uint32_t mask, const void* mine, std::size_t bytes,
+                                 bool orders) {
   if (bytes > kSlot) broken("a lane puts more than fits a slot");
   const auto lane = static_cast<std::size_t>(running % 32);
   Warp& warp = block().warps[static_cast<std::size_t>(block_thread() / 32)];
   const std::uint64_t round = ++warp.round[lane];
   auto& slots = warp.slots[round % 2];
   if (bytes > 0) std::memcpy(slots.data() + lane * kSlot, mine, bytes);
+  if (orders) races::arrive_fresh(warp.meetings[round % 2], warp.met[round % 2], round);
   progress();
   const auto all_here = [&] {
     for (std::size_t other = 0; other < 32; ++other) {
@@ -223,20 +234,30 @@ const unsigned char* exchange(std::uint32_t mask, const void* mine, std::size_t 
     return true;
   };
   while (!all_here()) yield();
+  if (orders) races::pass_arrived(warp.meetings[round % 2]);
   return slots.data();
 }
+
+}  // namespace
+
+const unsigned char* exchange(std::uint32_t mask, const void* mine, std::size_t bytes) {
+  return enter_round(mask, mine, bytes, false);
+}
+void sync_warp(std::uint32_t mask) { enter_round(mask, nullptr, 0, true); }
 
 namespace {
 
 void meet(Barrier& barrier, int count, bool wait) {
   const std::uint64_t generation = barrier.generation;
   progress();
+  races::arrive(barrier.meeting);
   if (++barrier.arrived == count) {
     barrier.arrived = 0;
     ++barrier.generation;
-    return;
+    races::complete(barrier.meeting, generation);
   }
   while (wait && barrier.generation == generation) yield();
+  if (wait) races::pass(barrier.meeting, generation);
 }
 
 }  // namespace
@@ -258,6 +279,7 @@ void run(std::int64_t blocks, int cluster, int threads, std::size_t shared_bytes
   if (fibers.size() < all) fibers.resize(all);
   block_size = Index3{static_cast<unsigned>(threads), 1, 1};
   grid_size = Index3{static_cast<unsigned>(blocks), 1, 1};
+  races::start_launch();
   for (std::int64_t number = 0; number < blocks; number += cluster) {
     cluster_first = static_cast<unsigned>(number);
     block_index = Index3{cluster_first, 0, 0};
@@ -276,6 +298,9 @@ void run(std::int64_t blocks, int cluster, int threads, std::size_t shared_bytes
       block.kernel = &kernel;
     }
     start_copies(threads * cluster);
+    std::vector<races::Member> memories;
+    for (const Block& block : members) memories.push_back({block.shared, block.shared_bytes});
+    races::start_cluster(memories, threads * cluster);
     for (std::size_t i = 0; i < all; ++i) prepare(fibers[i]);
     run_cluster(threads * cluster);
   }

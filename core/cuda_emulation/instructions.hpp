@@ -8,6 +8,7 @@
 #include "core/cuda/tensor_map.hpp"
 #include "core/cuda_emulation/asynchronous.hpp"
 #include "core/cuda_emulation/language.hpp"
+#include "core/cuda_emulation/races.hpp"
 #include "core/dtype.hpp"
 
 namespace rankone::cuda {
@@ -46,8 +47,8 @@ inline float exp2_fast(float x) { return x < -126.0F ? 0.0F : std::exp2(x); }
 // ---- Words that blocks pass to one another: blocks run one after another here
 // ----------------------
 
-inline void put_word(float* to, float value) { *to = value; }
-inline float peek_word(const float* from) { return *from; }
+RANKONE_UNCHECKED inline void put_word(float* to, float value) { *to = value; }
+RANKONE_UNCHECKED inline float peek_word(const float* from) { return *from; }
 inline void wait_a_moment() { emulation::yield(); }
 
 // ---- Shared memory -----------------------------------------------------------------------------
@@ -56,6 +57,8 @@ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(static_cast<const unsigned char*>(pointer) -
                                     emulation::shared_base());
 }
+
+RANKONE_UNCHECKED inline void clear_again(uint4* to) { *to = make_uint4(0, 0, 0, 0); }
 
 namespace emulation {
 
@@ -118,7 +121,7 @@ inline void store_matrix_x4_transposed(void* row, const std::uint32_t (&r)[4]) {
       std::memcpy(lane_value<unsigned char*>(slots, matrix * 8 + 2 * t + j) + 2 * g, &value, 2);
     }
   }
-  __syncwarp();
+  exchange(0xffffffffU, nullptr, 0);
 }
 
 inline void store_matrix_x4(void* row, const std::uint32_t (&r)[4]) {
@@ -129,7 +132,7 @@ inline void store_matrix_x4(void* row, const std::uint32_t (&r)[4]) {
     std::memcpy(lane_value<unsigned char*>(slots, matrix * 8 + lane() / 4) + 4 * (lane() % 4),
                 &r[matrix], 4);
   }
-  __syncwarp();
+  exchange(0xffffffffU, nullptr, 0);
 }
 
 // ---- Products of one warp ----------------------------------------------------------------------
@@ -202,39 +205,51 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == sizeof(std::uint64_t));
 
-inline void end_phase_if_complete(Mbarrier& barrier) {
+inline Mbarrier& mbarrier_at(std::uint64_t* barrier) {
+  return *reinterpret_cast<Mbarrier*>(barrier);
+}
+RANKONE_UNCHECKED inline void end_phase_if_complete(Mbarrier& barrier) {
   progress();
   if (barrier.left != 0 || barrier.bytes_and_phase / 2 != 0) return;
+  races::mbarrier_complete(&barrier);
   barrier.left = barrier.arrivals;
   barrier.bytes_and_phase ^= 1;
 }
-inline Mbarrier& mbarrier_at(std::uint64_t* barrier) {
-  return *reinterpret_cast<Mbarrier*>(barrier);
+// An arrival that has the phase wait for `bytes` more; `reads_only` where it passes on no writes.
+RANKONE_UNCHECKED inline void arrive(std::uint64_t* barrier, std::uint32_t bytes, bool reads_only) {
+  races::mbarrier_arrive(barrier, reads_only);
+  Mbarrier& state = mbarrier_at(barrier);
+  state.bytes_and_phase += static_cast<std::int32_t>(2 * bytes);
+  --state.left;
+  end_phase_if_complete(state);
 }
 
 }  // namespace emulation
 
-inline void mbarrier_init(std::uint64_t* barrier, int arrivals) {
+RANKONE_UNCHECKED inline void mbarrier_init(std::uint64_t* barrier, int arrivals) {
+  RANKONE_SITE;
+  emulation::races::mbarrier_start(barrier);
   const auto count = static_cast<std::uint16_t>(arrivals);
   emulation::mbarrier_at(barrier) = {count, count, 0};
 }
 inline void mbarrier_fence() {}
-inline void mbarrier_arrive(std::uint64_t* barrier) {
-  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
-  --state.left;
-  emulation::end_phase_if_complete(state);
+RANKONE_UNCHECKED inline void mbarrier_arrive(std::uint64_t* barrier) {
+  RANKONE_SITE;
+  emulation::arrive(barrier, 0, false);
 }
-inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
-  emulation::Mbarrier& state = emulation::mbarrier_at(barrier);
-  state.bytes_and_phase += static_cast<std::int32_t>(2 * bytes);
-  --state.left;
-  emulation::end_phase_if_complete(state);
+RANKONE_UNCHECKED inline void mbarrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+  RANKONE_SITE;
+  emulation::arrive(barrier, bytes, false);
 }
-inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity, bool wanted = true) {
-  while (wanted && (static_cast<std::uint32_t>(emulation::mbarrier_at(barrier).bytes_and_phase) &
-                    1U) == (parity & 1U)) {
+RANKONE_UNCHECKED inline void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity,
+                                            bool wanted = true) {
+  if (!wanted) return;
+  while ((static_cast<std::uint32_t>(emulation::mbarrier_at(barrier).bytes_and_phase) & 1U) ==
+         (parity & 1U)) {
     emulation::yield();
   }
+  RANKONE_SITE;  // not over a turn of other threads
+  emulation::races::mbarrier_pass(barrier, parity & 1U);
 }
 
 // ---- Clusters
@@ -249,24 +264,28 @@ T* at_rank(T* mine, int rank) {
   auto* bytes = reinterpret_cast<unsigned char*>(mine);
   return reinterpret_cast<T*>(shared_base_of(rank) + (bytes - shared_base()));
 }
-inline void count_bytes(std::uint64_t* barrier, std::uint32_t bytes) {
+RANKONE_UNCHECKED inline void count_bytes(std::uint64_t* barrier, std::uint32_t bytes) {
   Mbarrier& state = mbarrier_at(barrier);
   state.bytes_and_phase -= static_cast<std::int32_t>(2 * bytes);
   end_phase_if_complete(state);
 }
 }  // namespace emulation
-inline void mbarrier_arrive_at(std::uint64_t* barrier, int rank) {
-  mbarrier_arrive(emulation::at_rank(barrier, rank));
+RANKONE_UNCHECKED inline void mbarrier_arrive_at(std::uint64_t* barrier, int rank) {
+  RANKONE_SITE;
+  emulation::arrive(emulation::at_rank(barrier, rank), 0, true);
 }
-inline void copy_bulk_to(void* shared, const void* global, std::uint32_t bytes,
-                         std::uint64_t* barrier, std::uint32_t blocks) {
+RANKONE_UNCHECKED inline void copy_bulk_to(void* shared, const void* global, std::uint32_t bytes,
+                                           std::uint64_t* barrier, std::uint32_t blocks) {
+  RANKONE_SITE;
   if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||
       reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
     emulation::broken("a bulk copy is not aligned to 16 bytes");
   }
   for (int rank = 0; rank < cluster_blocks(); ++rank) {
     if ((blocks >> rank & 1U) == 0) continue;
-    std::memcpy(emulation::at_rank(static_cast<unsigned char*>(shared), rank), global, bytes);
+    unsigned char* const to = emulation::at_rank(static_cast<unsigned char*>(shared), rank);
+    emulation::races::bulk_write(to, global, bytes, emulation::at_rank(barrier, rank));
+    std::memcpy(to, global, bytes);
     emulation::count_bytes(emulation::at_rank(barrier, rank), bytes);
   }
 }
@@ -274,8 +293,9 @@ inline void copy_bulk(void* shared, const void* global, std::uint32_t bytes,
                       std::uint64_t* barrier) {
   copy_bulk_to(shared, global, bytes, barrier, 1U << cluster_rank());
 }
-inline void copy_rows_to(void* shared, const TensorMap* map, int column, int head, int row,
-                         std::uint64_t* barrier, std::uint32_t blocks) {
+RANKONE_UNCHECKED inline void copy_rows_to(void* shared, const TensorMap* map, int column, int head,
+                                           int row, std::uint64_t* barrier, std::uint32_t blocks) {
+  RANKONE_SITE;
   if (shared_address(shared) % 1024 != 0)
     emulation::broken("a block of rows is not aligned to 1,024 bytes");
   const auto* data = static_cast<const unsigned char*>(map->data);
@@ -283,6 +303,8 @@ inline void copy_rows_to(void* shared, const TensorMap* map, int column, int hea
   for (int rank = 0; rank < cluster_blocks(); ++rank) {
     if ((blocks >> rank & 1U) == 0) continue;
     auto* tile = emulation::at_rank(static_cast<unsigned char*>(shared), rank);
+    emulation::races::bulk_write(tile, nullptr, static_cast<std::size_t>(64 * line),
+                                 emulation::at_rank(barrier, rank));
     for (int r = 0; r < 64; ++r) {
       for (int c = 0; c < map->columns; ++c) {
         std::uint16_t value = 0;
@@ -304,7 +326,7 @@ inline void copy_rows(void* shared, const TensorMap* map, int column, int head, 
   copy_rows_to(shared, map, column, head, row, barrier, 1U << cluster_rank());
 }
 inline void fetch_map(const TensorMap*) {}
-inline void fence_async() {}
+inline void fence_async() { emulation::races::fence(); }
 inline void store_bulk(void* global, const void* shared, std::uint32_t bytes) {
   if (bytes % 16 != 0 || shared_address(shared) % 16 != 0 ||
       reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
@@ -327,9 +349,11 @@ void give_registers() {}
 template <int Count>
 void take_registers() {}
 inline void wgmma_fence() {}
-inline void wgmma_commit() {}
+inline void wgmma_commit() { emulation::races::product_commit(); }
 template <int Left>
-void wgmma_wait() {}
+void wgmma_wait() {
+  emulation::races::product_wait(Left);
+}
 template <int Count>
 void wgmma_hold(float (&)[Count]) {}
 
@@ -337,7 +361,7 @@ namespace emulation {
 
 // Element k of the contraction and n across it of a matrix that a descriptor names.
 template <class Format, bool Transposed>
-float described(std::uint64_t matrix, int k, int n) {
+RANKONE_UNCHECKED float described(std::uint64_t matrix, int k, int n) {
   const auto start = static_cast<std::size_t>(matrix & 0x3fffU) << 4;
   const auto leading = static_cast<std::size_t>(matrix >> 16 & 0x3fffU) << 4;
   const auto stride = static_cast<std::size_t>(matrix >> 32 & 0x3fffU) << 4;
@@ -355,6 +379,7 @@ float described(std::uint64_t matrix, int k, int n) {
             static_cast<std::size_t>(n / 8) * stride +
             static_cast<std::size_t>(16 * row + 2 * column);
   }
+  races::product_read(shared_base() + place, 2);
   Format value;
   std::memcpy(&value, shared_base() + place, 2);
   return widen(value);
@@ -363,13 +388,15 @@ float described(std::uint64_t matrix, int k, int n) {
 }  // namespace emulation
 
 template <class Format, bool Transposed, int Half>
-void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, bool clear) {
+RANKONE_UNCHECKED void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b,
+                                 bool clear) {
   using namespace emulation;
   const Fragments mine{{a[0], a[1], a[2], a[3]}, {0, 0}};
   const unsigned char* slots = exchange(0xffffffffU, &mine, sizeof mine);
   const int g = lane() / 4, t = lane() % 4;
   if (clear) std::memset(d, 0, sizeof d);
   for (int tile = 0; tile < Half / 4; ++tile) {
+    RANKONE_SITE;
     for (int k = 0; k < 16; ++k) {
       const auto left = lane_value<Fragments>(slots, g * 4 + k % 8 / 2);
       const float2 upper = unpack<Format>(left.a[k / 8 * 2]);
@@ -381,15 +408,17 @@ void wgmma_k16(float (&d)[Half], const std::uint32_t (&a)[4], std::uint64_t b, b
       }
     }
   }
-  __syncwarp();
+  exchange(0xffffffffU, nullptr, 0);
 }
 
 template <class Format, bool TransposedA, bool TransposedB, int Half>
-void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b, bool clear = false) {
+RANKONE_UNCHECKED void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b,
+                                        bool clear = false) {
   using namespace emulation;
   if (clear) std::memset(d, 0, sizeof d);
   const int row = static_cast<int>(thread_index.x / 32 % 4) * 16 + lane() / 4, t = lane() % 4;
   for (int k = 0; k < 16; ++k) {
+    RANKONE_SITE;
     const float upper = described<Format, TransposedA>(a, k, row);
     const float lower = described<Format, TransposedA>(a, k, row + 8);
     for (int tile = 0; tile < Half / 4; ++tile) {
@@ -400,7 +429,7 @@ void wgmma_k16_shared(float (&d)[Half], std::uint64_t a, std::uint64_t b, bool c
       }
     }
   }
-  __syncwarp();
+  exchange(0xffffffffU, nullptr, 0);
 }
 
 }  // namespace rankone::cuda

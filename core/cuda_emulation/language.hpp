@@ -13,6 +13,8 @@
 #include <cstring>
 #include <functional>
 
+#include "core/cuda_emulation/races.hpp"
+
 // These are CUDA's own names.
 // NOLINTBEGIN
 #define __global__
@@ -56,16 +58,19 @@ unsigned char* shared_base_of(int rank);
 void cluster_meet();
 
 // A collective of the warp: every lane of `mask` puts `bytes` and gets those of all 32 lanes, until
-// its next collective. Lanes outside the mask read as they were left.
+// its next collective. Lanes outside the mask read as they were left. It orders no accesses to
+// memory; sync_warp() does.
 const unsigned char* exchange(std::uint32_t mask, const void* mine, std::size_t bytes);
 inline constexpr std::size_t kSlot = 128;  // bytes from lane to lane in the result
+
+void sync_warp(std::uint32_t mask);
 
 void barrier(int id, int count, bool wait);
 
 [[noreturn]] void broken(const char* what);
 
 template <class T>
-T lane_value(const unsigned char* slots, int lane) {
+RANKONE_UNCHECKED T lane_value(const unsigned char* slots, int lane) {
   T value;
   std::memcpy(&value, slots + static_cast<std::size_t>(lane) * kSlot, sizeof value);
   return value;
@@ -108,7 +113,7 @@ inline void __syncthreads() {
                                       true);
 }
 inline void __syncwarp(std::uint32_t mask = 0xffffffffU) {
-  ::rankone::cuda::emulation::exchange(mask, nullptr, 0);
+  ::rankone::cuda::emulation::sync_warp(mask);
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}

@@ -43,7 +43,7 @@ struct NarrowBack {
 // read by P^T dO; D has been read (additive); dR stands in its tile (row group to state). And
 // barriers of the groups of one kind among themselves, and of all.
 inline constexpr int kCotangentBarrier = 1, kLocalBarrier = 2, kReadBarrier = 3, kErrorBarrier = 4,
-                     kStateBarrier = 5, kRowBarrier = 6, kClearBarrier = 7;
+                     kStateBarrier = 5, kRowBarrier = 6, kNarrowClearBarrier = 7;
 
 // What all groups of a block know.
 struct NarrowBlock {
@@ -139,12 +139,12 @@ __device__ __forceinline__ void scan_back_rows(const NarrowBackward& scan,
   const float inverse = 1.0F / scan.mantissa;  // P has the whole scale
   float local[kHalf];                          // P^T dO
   std::uint32_t square[4][4];                  // of P, then of Y
-  const auto multiply_local = [&](const unsigned char* stage) {
+  const auto multiply_local = [&](const unsigned char* stage, int values) {
     fetch_transposed<Square>(square, stage + Stage::kSquareP, 0);
-    multiply_fragments<Engine, Value, true>(local, square, stage + Stage::kValue, true);
+    multiply_fragments<Engine, Value, true>(local, square, stage + values, true);
   };
   NarrowTurns turns(block.barriers, block.stages, task.blocks);
-  multiply_local(shared);
+  multiply_local(shared, Stage::kValue);
   for (int index = task.chunks - 1; index >= 0; --index) {
     unsigned char* const stage = shared + turns.stage() * block.stage_bytes;
     float carried[kHalf];  // W^ D, then gain dU, then dR
@@ -207,9 +207,11 @@ __device__ __forceinline__ void scan_back_rows(const NarrowBackward& scan,
       fence_async();
       barrier_arrive(kErrorBarrier, kWorkers);
     }
-    // Behind the first chunk the products are made again, for nothing: no branch around them.
+    // Behind the first chunk products are made for nothing: no branch around them. They read W^: dO
+    // is being scaled.
     turns.await_next_full(index > 0);
-    multiply_local(shared + (index > 0 ? turns.next_stage() : turns.stage()) * block.stage_bytes);
+    multiply_local(shared + (index > 0 ? turns.next_stage() : turns.stage()) * block.stage_bytes,
+                   index > 0 ? Stage::kValue : Stage::kWrite);
     const int count = task.count(index);
 #pragma unroll
     for (int n = 0; n < kHalf / 4; ++n) {
@@ -374,10 +376,11 @@ __device__ __forceinline__ void scan_narrow_back(const NarrowBackward& scan, std
       mbarrier_wait(barriers.full, 0);
       const int count = task.count(task.chunks - 1);
       if (count < kChunkRows) {  // only the last chunk, which comes first
-        clear_rows<typename Back::Value>(shared + Stage::kValue, count);
-        clear_keys<Stage, Scaled, true>(shared, call.same_key, count);
+        const int thread = static_cast<int>(threadIdx.x);
+        clear_rows<typename Back::Value>(shared + Stage::kValue, count, thread, Back::kWorkers);
+        clear_keys<Stage, Scaled, true>(shared, call.same_key, count, thread, Back::kWorkers);
         fence_async();
-        barrier_sync(kClearBarrier, Back::kWorkers);
+        barrier_sync(kNarrowClearBarrier, Back::kWorkers);
       }
     }
     const NarrowBlock block{task, barriers, scan.stages, stage_bytes, own};

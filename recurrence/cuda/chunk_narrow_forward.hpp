@@ -65,8 +65,8 @@ __device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const Na
     unsigned char* const stage = stages + turns.stage() * bytes;
     const int count = task.count(index);
     if (count < kChunkRows) {
-      clear_rows<Value>(stage + Stage::kValue, count);
-      clear_keys<Stage, Scaled, false>(stage, call.same_key, count);
+      clear_rows<Value>(stage + Stage::kValue, count, group_thread(), kGroup);
+      clear_keys<Stage, Scaled, false>(stage, call.same_key, count, group_thread(), kGroup);
       fence_async();
       barrier_sync(kNarrowBarrier, kGroup);
     }

@@ -224,28 +224,39 @@ struct Turn {
 };
 
 // Rows beyond the end of a sequence belong to the next one, whose numbers may be anything. The copy
-// engine brings them all the same; every group clears them, all together, before it reads the
-// tiles. (What another group reads meanwhile are zeros already.)
-template <class T>
-__device__ __forceinline__ void clear_rows(unsigned char* tile, int rows) {
+// engine brings them all the same; they are cleared before the tiles are read, by `threads` threads
+// together. Where every group clears tiles that all read (Again), what another group reads
+// meanwhile are zeros already.
+template <class T, bool Again = false>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int rows, int thread, int threads) {
   constexpr int kPieces = T::kColumns / 8;
-  for (int i = rows * kPieces + group_thread(); i < 64 * kPieces; i += kGroup) {
-    *reinterpret_cast<uint4*>(tile + T::place(i / kPieces, i % kPieces)) = make_uint4(0, 0, 0, 0);
+  for (int i = rows * kPieces + thread; i < 64 * kPieces; i += threads) {
+    auto* const at = reinterpret_cast<uint4*>(tile + T::place(i / kPieces, i % kPieces));
+    if constexpr (Again) {
+      clear_again(at);
+    } else {
+      *at = make_uint4(0, 0, 0, 0);
+    }
   }
 }
-template <class Stage, bool Scaled, bool Seen>
-__device__ __forceinline__ void clear_keys(unsigned char* stage, bool same_key, int rows) {
+template <class Stage, bool Scaled, bool Seen, bool Again = false>
+__device__ __forceinline__ void clear_keys(unsigned char* stage, bool same_key, int rows,
+                                           int thread, int threads) {
   if constexpr (!Scaled) {
-    clear_rows<typename Stage::Key>(stage + Stage::kWrite, rows);
-    if (Stage::separate(same_key)) clear_rows<typename Stage::Key>(stage + Stage::kEnd, rows);
-    if constexpr (Seen) clear_rows<typename Stage::Key>(stage + Stage::kQuery, rows);
+    using Key = typename Stage::Key;
+    clear_rows<Key, Again>(stage + Stage::kWrite, rows, thread, threads);
+    if (Stage::separate(same_key)) {
+      clear_rows<Key, Again>(stage + Stage::kEnd, rows, thread, threads);
+    }
+    if constexpr (Seen) clear_rows<Key, Again>(stage + Stage::kQuery, rows, thread, threads);
   }
 }
 template <class Stage, bool Scaled, bool Seen>
 __device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key, int rows) {
-  clear_rows<typename Stage::Value>(stage + Stage::kValue + group_number() * Stage::Value::kBytes,
-                                    rows);
-  clear_keys<Stage, Scaled, Seen>(stage, same_key, rows);
+  using Value = typename Stage::Value;
+  clear_rows<Value>(stage + Stage::kValue + group_number() * Value::kBytes, rows, group_thread(),
+                    kGroup);
+  clear_keys<Stage, Scaled, Seen, true>(stage, same_key, rows, group_thread(), kGroup);
   fence_async();
   barrier_sync(kGroupBarrier + group_number(), kGroup);
 }

@@ -166,6 +166,9 @@ double difference(const std::vector<unsigned char>& mine, const std::vector<unsi
   return std::sqrt(sum / whole);
 }
 
+// Where each access to memory is looked at, which takes long, less is done.
+using cuda::emulation::races::kWatched;
+
 std::vector<GradCase> split_cases() {
   std::vector<GradCase> cases;
   for (const GateKind gate : {GateKind::none, GateKind::scalar, GateKind::channel}) {
@@ -173,7 +176,7 @@ std::vector<GradCase> split_cases() {
     c.gate = gate;
     c.gates = 1;
     c.d_k = c.d_v = 128;
-    c.lengths = {265};
+    c.lengths = {kWatched ? 150 : 265};
     c.same_key = true;
     cases.push_back(c);
     c.same_key = false;
@@ -181,10 +184,10 @@ std::vector<GradCase> split_cases() {
     c.d_v = 136;
     c.lengths = {0, 70, 0, 260};
     c.format = Dtype::f16;
-    cases.push_back(c);
+    if (!kWatched) cases.push_back(c);
     c.d_k = c.d_v = 64;
     c.heads = c.group = 2;
-    c.lengths = {200};
+    c.lengths = {kWatched ? 150 : 200};
     c.delta = gate == GateKind::none;
     cases.push_back(c);
   }
@@ -199,6 +202,7 @@ TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
       SplitRun run(p, tensors, engine);
       const std::vector<unsigned char> whole = run.forward(1);
       for (const int segments : {2, 3, 4}) {
+        if (kWatched && segments != 3) continue;
         SCOPED_TRACE(testing::Message() << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k
                                         << " d_v " << c.d_v << " delta " << c.delta << " engine "
                                         << static_cast<int>(engine) << " segments " << segments);
@@ -223,6 +227,7 @@ TEST(ChunkNarrow, BothDirectionsAreTheRecurrence) {
     const std::vector<unsigned char> initial = run.back(1);
     const std::vector<unsigned char> carried = run.carried();
     for (const int cluster : {1, 2, 4}) {
+      if (kWatched && cluster != 2) continue;
       SCOPED_TRACE(testing::Message()
                    << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k << " d_v " << c.d_v
                    << " delta " << c.delta << " cluster " << cluster);
