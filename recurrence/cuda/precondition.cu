@@ -4,6 +4,7 @@
 // (precondition_scan.hpp).
 
 #include "recurrence/cuda/precondition_chunk.hpp"
+#include "recurrence/cuda/precondition_wide.hpp"
 
 namespace rankone::recurrence::cuda {
 namespace {
@@ -123,6 +124,64 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(Preconditio
   }
 }
 
+// ---- Tied keys of 128 channels of 16 bits ------------------------------------------------------
+
+template <class F>
+__global__ void __launch_bounds__(precondition_wide::kThreads, 8)
+    scan_states_wide(PreconditionCall call) {
+  namespace wide = precondition_wide;
+  const wide::Chunk<F> chunk(call, blockIdx.x);
+  wide::Word<F> keys[wide::kRows];
+  chunk.read_rows(keys, call.k, 0);
+  const auto key = [&](int r, float(&to)[wide::kSize]) { keys[r].get(to); };
+  const auto gates = chunk.read_gates();
+  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+  chunk.put_gates(gates, key);
+  chunk.sum_rows(key);
+  chunk.join(call.scan, false, call.initial, call.final, false);
+}
+
+template <class F>
+__global__ void __launch_bounds__(precondition_wide::kThreads, 6)
+    emit_rows_wide(PreconditionCall call) {
+  namespace wide = precondition_wide;
+  constexpr int kGroup = wide::Chunk<F>::kGroup, kSize = wide::kSize, kRows = wide::kRows;
+  const wide::Chunk<F> chunk(call, blockIdx.x);
+  wide::Word<F> keys[kRows];
+  chunk.read_rows(keys, call.k, 0);
+  const auto key = [&](int r, float(&to)[kSize]) { keys[r].get(to); };
+  const auto gates = chunk.read_gates();
+  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+  chunk.put_gates(gates, key);
+  chunk.sum_rows(key);
+  chunk.join(call.scan, false, call.initial, call.final, true);
+  float state[kSize];
+  chunk.load_slots(state, chunk.shared.sums + chunk.segment * wide::kWidth);
+  const wide::Factor factor(chunk);
+  auto* row = static_cast<F*>(call.out.data) + chunk.first_at();
+#pragma unroll
+  for (int first = 0; first < kRows; first += kGroup) {
+    float decays[kGroup], gains[kGroup];
+    chunk.load_group(decays, chunk.shared.decay, first);
+    chunk.load_group(gains, chunk.shared.gain, first);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int r = first + i;
+      float k[kSize], factors[kSize];
+      keys[r].get(k);
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) {
+        state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+      }
+      factor.values(factors, state);
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) k[c] *= factors[c];
+      if (r < chunk.count) wide::store_if(true, row, k);
+      row += chunk.stride();
+    }
+  }
+}
+
 }  // namespace
 
 void launch_precondition_start(const PreconditionCall& call, const ChunkScan& other,
@@ -135,6 +194,14 @@ void launch_precondition_start(const PreconditionCall& call, const ChunkScan& ot
 }
 
 void launch_precondition(const PreconditionCall& call, void* stream) {
+  if (precondition_wide::fits(call, call.out)) {
+    return precondition_wide::with_format(call, [&](auto format) {
+      using F = decltype(format);
+      const auto kernel = call.out.data == nullptr ? scan_states_wide<F> : emit_rows_wide<F>;
+      rankone::cuda::launch(kernel, call.rows.chunks * call.heads, precondition_wide::kThreads,
+                            precondition_wide::Shared<F>::bytes(false), stream, call);
+    });
+  }
   choose(call, in_words(call.d_k, call.k, call.target, call.out), [&]<class L>() {
     using Kind = PreconditionerKind;
     const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;

@@ -2,6 +2,7 @@
 // chunk, then dL/dA scanned from the end, in one kernel with everything that is made of it.
 
 #include "recurrence/cuda/precondition_chunk.hpp"
+#include "recurrence/cuda/precondition_wide.hpp"
 #include "recurrence/cuda/sums.hpp"
 
 namespace rankone::recurrence::cuda {
@@ -176,20 +177,181 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
   put_partials(chunk, back);
 }
 
+// ---- Tied keys of 128 channels of 16 bits ------------------------------------------------------
+
+// A before the chunk, from what launch_precondition() left.
+template <class F>
+__device__ __forceinline__ float state_before(const precondition_wide::Chunk<F>& chunk) {
+  const PreconditionCall& call = chunk.call;
+  const LookBack back = chunk.look_back(call.scan, false);
+  const int slot = static_cast<int>(threadIdx.x);
+  if (!back.starts()) return back.before(slot, chunk.window(false));
+  return call.initial != nullptr ? call.initial[chunk.sequence_state(slot)] : 0.0F;
+}
+
+// As emit_rows_back(), in units of Factor::power.
+template <class F, bool Normalize>
+__global__ void __launch_bounds__(precondition_wide::kThreads, 4)
+    emit_rows_back_wide(PreconditionCall call, PreconditionBack back) {
+  namespace wide = precondition_wide;
+  constexpr int kGroup = wide::Chunk<F>::kGroup, kSize = wide::kSize, kRows = wide::kRows;
+  constexpr int kWidth = wide::kWidth;
+  // The last chunks first: the others wait for them.
+  const wide::Chunk<F> chunk(call, gridDim.x - 1 - blockIdx.x);
+  const auto& shared = chunk.shared;
+  chunk.copy_keys();
+  const auto gates = chunk.read_gates();
+  wide::Word<F> d_next[kGroup];
+  chunk.read_rows(d_next, back.d_out, 0);
+  const auto key = [&](int r, float(&to)[kSize]) { load(to, chunk.key_row(r)); };
+  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+  chunk.look_back(back.scan, true).load_decays(chunk.window(true));
+  __syncthreads();
+  const float before = state_before(chunk);
+  rankone::cuda::copy_wait<0>();
+  chunk.put_gates(gates, key);
+  chunk.sum_rows(key);
+  chunk.spread(static_cast<int>(threadIdx.x), false, before);
+  __syncthreads();
+
+  // In `lambdas` what each row adds (nothing where the chunk lacks it), then lambda from zero
+  // behind the rows of this segment.
+  float lambdas[kRows][kSize], state[kSize];
+  float* const own_sums = shared.sums + chunk.segment * kWidth;
+  chunk.load_slots(state, own_sums);
+  wide::Factor factor(chunk);
+  auto* to = static_cast<F*>(back.d_target.data) + chunk.first_at();
+  const int stored = back.d_target.data != nullptr ? chunk.count : 0;
+#pragma unroll
+  for (int first = 0; first < kRows; first += kGroup) {
+    float decays[kGroup], gains[kGroup];
+    chunk.load_group(decays, shared.decay, first);
+    chunk.load_group(gains, shared.gain, first);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int r = first + i;
+      float k[kSize], d[kSize];
+      key(r, k);
+      d_next[i].get(d);
+      chunk.store_slots(shared.history + (chunk.begin + r) * kWidth, state);
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) {
+        state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
+      }
+      factor.back(state, k, d, lambdas[r]);
+      wide::store_if(r < stored, to, d);
+      to += chunk.stride();
+    }
+    if (first + kGroup < kRows) chunk.read_rows(d_next, back.d_out, first + kGroup);
+  }
+  float decay[kRows];
+#pragma unroll
+  for (int first = 0; first < kRows; first += kGroup) {
+    float some[kGroup];
+    chunk.load_group(some, shared.decay, first);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) decay[first + i] = some[i];
+  }
+#pragma unroll
+  for (int r = kRows - 2; r >= 0; --r) {
+#pragma unroll
+    for (int c = 0; c < kSize; ++c) lambdas[r][c] += decay[r + 1] * lambdas[r + 1][c];
+  }
+  {
+    float added[kSize];  // in the place of the state that this lane has read
+#pragma unroll
+    for (int c = 0; c < kSize; ++c) added[c] = decay[0] * lambdas[0][c];
+    chunk.store_slots(own_sums, added);
+  }
+  const float unit = factor.power;
+  const float d_center = unit * warp_sum(factor.d_center);
+  if (threadIdx.x % 32 == 0) shared.totals[threadIdx.x / 32] = d_center;
+  __syncthreads();
+  if (threadIdx.x == 0 && back.partials != nullptr) {
+    const float* totals = shared.totals;
+    back.partials[static_cast<std::int64_t>(chunk.number) * chunk.heads + chunk.head] =
+        (totals[0] + totals[1]) + (totals[2] + totals[3]);
+  }
+  chunk.join(back.scan, true, back.d_final, back.d_initial, true, unit);
+
+  float behind[kSize], through = 1.0F, d_gain[kRows], d_decay[kRows];
+  chunk.load_slots(behind, own_sums);
+  const int keys = back.d_k.data != nullptr ? chunk.count : 0;
+  auto* row = static_cast<F*>(back.d_k.data) + chunk.first_at() + (kRows - 1) * chunk.stride();
+#pragma unroll
+  for (int r = kRows - 1; r >= 0; --r) {
+    float k[kSize], earlier[kSize];
+    key(r, k);
+    chunk.load_slots(earlier, shared.history + (chunk.begin + r) * kWidth);
+    d_gain[r] = d_decay[r] = 0.0F;
+    const float twice = 2.0F * unit * shared.gain[chunk.begin + r];
+#pragma unroll
+    for (int c = 0; c < kSize; ++c) {
+      const float lambda = lambdas[r][c] + through * behind[c];
+      const float turned = k[c] * lambda;
+      d_gain[r] += k[c] * turned;
+      d_decay[r] += lambda * earlier[c];
+      lambdas[r][c] = twice * turned;
+    }
+    if constexpr (!Normalize) {
+      wide::store_if(r < keys, row, lambdas[r]);
+      row -= chunk.stride();
+    }
+    through *= decay[r];
+  }
+  const int own = chunk.lane / 2;
+  const float of_gain =
+      unit * wide::segment_sums(d_gain) * shared.square_inverse[chunk.begin + own];
+  const float of_decay = unit * wide::segment_sums(d_decay) * shared.decay[chunk.begin + own];
+  if (chunk.lane % 2 == 0 && own < chunk.count) {
+    store(back.d_b, chunk.gate_at(own), of_gain);
+    store(back.d_g, chunk.gate_at(own), of_decay);
+  }
+  if constexpr (Normalize) {
+    row -= (kRows - 1) * chunk.stride();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float along = __shfl_sync(0xffffffffU, of_gain, 2 * r, wide::kLanes);
+      const float radial = 2.0F * shared.gain[chunk.begin + r] * along;
+      float k[kSize];
+      key(r, k);
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) lambdas[r][c] -= radial * k[c];
+      wide::store_if(r < keys, row, lambdas[r]);
+      row += chunk.stride();
+    }
+  }
+}
+
+template <class F>
+void launch_wide(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
+  const auto kernel = call.normalize ? emit_rows_back_wide<F, true> : emit_rows_back_wide<F, false>;
+  rankone::cuda::launch(kernel, call.rows.chunks * call.heads, precondition_wide::kThreads,
+                        precondition_wide::Shared<F>::bytes(true), stream, call, back);
+}
+
+template <class L>
+void launch_any(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
+  using Kind = PreconditionerKind;
+  const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;
+  const auto kernel = !atk   ? emit_rows_back<L, Kind::atq, false>
+                      : tied ? emit_rows_back<L, Kind::atk, true>
+                             : emit_rows_back<L, Kind::atk, false>;
+  rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
+                        Shared<L>::bytes(call.d_k, true), stream, call, back);
+}
+
 }  // namespace
 
 void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
                               void* stream) {
-  choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
-         [&]<class L>() {
-           using Kind = PreconditionerKind;
-           const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;
-           const auto kernel = !atk   ? emit_rows_back<L, Kind::atq, false>
-                               : tied ? emit_rows_back<L, Kind::atk, true>
-                                      : emit_rows_back<L, Kind::atk, false>;
-           rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
-                                 Shared<L>::bytes(call.d_k, true), stream, call, back);
-         });
+  if (precondition_wide::fits(call, back.d_out, back.d_k, back.d_target)) {
+    precondition_wide::with_format(
+        call, [&](auto format) { launch_wide<decltype(format)>(call, back, stream); });
+  } else {
+    choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
+           [&]<class L>() { launch_any<L>(call, back, stream); });
+  }
   const bool atk = call.kind == PreconditionerKind::atk;
   const std::int64_t groups = atk ? call.heads : call.heads * call.d_k;
   launch_sums(back.d_parameter, back.partials, call.rows.chunks, groups, groups, 1, 1.0F, stream);

@@ -111,7 +111,8 @@ struct LookBack {
   __device__ __forceinline__ float before(int channel, const float* decays) const {
     const int ahead = index % kScanWindow, window = index - ahead;
     const float* from = scan.sums + at(window, channel);
-    float sum = 0.0F, through = 1.0F;
+    const float* const behind = window != 0 ? window_state(window - 1, channel) : from;
+    float sum = 0.0F, through = 1.0F, state = rankone::cuda::peek_word(behind);
     constexpr int kTogether = 5;  // loads under way
 #pragma unroll 1
     for (int first = 0; first < ahead; first += kTogether) {
@@ -137,9 +138,10 @@ struct LookBack {
       from += kTogether * step * width;
     }
     if (window == 0) return sum;
-    float state;
-    from = window_state(window - 1, channel);
-    while (!published(state = rankone::cuda::peek_word(from))) rankone::cuda::wait_a_moment();
+    while (!published(state)) {
+      rankone::cuda::wait_a_moment();
+      state = rankone::cuda::peek_word(behind);
+    }
     return through * state + sum;
   }
 };

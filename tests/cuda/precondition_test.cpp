@@ -74,6 +74,7 @@ std::vector<Setting> settings() {
       list.push_back({kind, !on, on, !on, 7, {0, 65}});
     }
     list.push_back({kind, true, true, true, 128, {0, 1300}});
+    list.push_back({kind, false, true, true, 128, {0, 1, 64, 64, 400}});
     list.push_back({kind, true, true, false, 256, {0, 0, 70, 150}});
     list.push_back({kind, false, true, true, 1, {0, 3, 20}});
   }
