@@ -367,9 +367,10 @@ __device__ __forceinline__ void store_bulk(void* global, const void* shared, std
       "r"(shared_address(shared)), "r"(bytes)
       : "memory");
 }
-// Until all bulk stores of this thread have read shared memory.
+// Until all bulk stores of this thread but the last Left have read shared memory.
+template <int Left = 0>
 __device__ __forceinline__ void store_bulk_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
 }
 // Brings the description of a tensor near, before the first copy_rows().
 __device__ __forceinline__ void fetch_map(const TensorMap* map) {
@@ -412,6 +413,7 @@ __device__ __forceinline__ void copy_bulk_to(void*, const void*, std::uint32_t, 
 __device__ __forceinline__ void copy_rows_to(void*, const TensorMap*, int, int, int, std::uint64_t*,
                                              std::uint32_t) {}
 __device__ __forceinline__ void store_bulk(void*, const void*, std::uint32_t) {}
+template <int Left = 0>
 __device__ __forceinline__ void store_bulk_read() {}
 __device__ __forceinline__ void fetch_map(const TensorMap*) {}
 

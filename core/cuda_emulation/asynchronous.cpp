@@ -19,7 +19,7 @@ struct Copy {
 struct Thread {
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
-  std::vector<Copy> stores;
+  std::deque<Copy> stores;
 };
 
 std::vector<Thread> threads_;
@@ -67,10 +67,14 @@ void store_later(void* global, const void* shared, std::size_t bytes) {
   mine().stores.push_back({global, shared, bytes, bytes});
 }
 
-void await_stores() {
-  races::store_wait();
-  for (const Copy& store : mine().stores) std::memcpy(store.to, store.from, store.bytes);
-  mine().stores.clear();
+void await_stores(int left) {
+  races::store_wait(left);
+  auto& stores = mine().stores;
+  while (static_cast<int>(stores.size()) > left) {
+    const Copy& store = stores.front();
+    std::memcpy(store.to, store.from, store.bytes);
+    stores.pop_front();
+  }
 }
 
 }  // namespace rankone::cuda::emulation

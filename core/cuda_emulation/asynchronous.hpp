@@ -18,6 +18,6 @@ void commit_copies();
 void await_copies(int groups_left);
 
 void store_later(void* global, const void* shared, std::size_t bytes);
-void await_stores();
+void await_stores(int left);  // all but the last
 
 }  // namespace rankone::cuda::emulation

@@ -334,7 +334,10 @@ inline void store_bulk(void* global, const void* shared, std::uint32_t bytes) {
   }
   emulation::store_later(global, shared, bytes);
 }
-inline void store_bulk_read() { emulation::await_stores(); }
+template <int Left = 0>
+void store_bulk_read() {
+  emulation::await_stores(Left);
+}
 
 inline std::uint64_t matrix_descriptor(const void* start, std::uint32_t leading,
                                        std::uint32_t stride, int swizzle) {

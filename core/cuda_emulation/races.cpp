@@ -462,11 +462,12 @@ void store_read(const void* from, void* to, std::size_t bytes) {
   const Access access = by(agent, now->group[kStores], __builtin_return_address(0));
   touch(from, bytes, false, access, now->clock.fenced, now->clock.reads);
   touch(to, bytes, true, access, now->clock.writes, now->clock.reads);
+  ++now->group[kStores];
 }
-void store_wait() {
+void store_wait(int left) {
   const Quiet quiet;
-  const std::uint32_t agent = agent_of(kStores);
-  raise(now->clock.reads, agent, now->group[kStores]++);
+  const std::uint32_t agent = agent_of(kStores), open = now->group[kStores];
+  raise(now->clock.reads, agent, open - 1 - std::min(open - 1, static_cast<std::uint32_t>(left)));
 }
 
 void fence() {

@@ -81,7 +81,7 @@ void product_commit();
 void product_wait(int left);
 void bulk_write(const void* to, const void* from, std::size_t bytes, const void* barrier);
 void store_read(const void* from, void* to, std::size_t bytes);
-void store_wait();
+void store_wait(int left);
 void fence();
 
 // Accesses until its end are those of the caller of the function that has it.
@@ -128,7 +128,7 @@ inline void product_commit() {}
 inline void product_wait(int) {}
 inline void bulk_write(const void*, const void*, std::size_t, const void*) {}
 inline void store_read(const void*, void*, std::size_t) {}
-inline void store_wait() {}
+inline void store_wait(int) {}
 inline void fence() {}
 #define RANKONE_SITE static_assert(true)
 

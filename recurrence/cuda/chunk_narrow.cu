@@ -43,7 +43,7 @@ void launch_narrow_scan_back(const ChunkCall& chunk, int cluster, const ScanBack
 bool takes_narrow_back(const TwoKeyCall& call, std::int64_t chunks, int multiprocessors,
                        double microseconds, int& cluster) {
   // Microseconds on an H200: a chunk of a block while blocks go both ways, and a kernel besides.
-  const double chunk = call.d_k <= 64 ? 1.05 : 1.4;
+  const double chunk = call.d_k <= 64 ? 1.05 : 1.35;
   constexpr double kStart = 8.0;
   // What the other scans take more, with fewer chunks on the way, where tiles are more.
   const double more = call.gate == GateKind::channel ? 1.5

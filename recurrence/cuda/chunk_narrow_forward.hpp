@@ -5,7 +5,7 @@
 //
 //     R = V - in (E~ S);   Z = Y R;   U = gain Z;   S = keep S + W^^T (out U)
 //
-// What is rounded where is as in chunk_scan_forward.hpp.
+// What is rounded where is as in chunk_scan_forward.hpp. The row group makes R, Z and U.
 
 #include "recurrence/cuda/chunk_narrow_parts.hpp"
 
@@ -19,237 +19,215 @@ struct NarrowForward {
   int stages = 2;
 };
 
-// What the first group of a forward scan has for itself: R, its rest, and out U.
-template <class Stage>
-struct NarrowOwn {
-  static constexpr int kRest = Stage::Rows::kBytes, kUpdate = 2 * kRest, kBytes = 3 * kRest;
+template <int DK, int N, bool Scaled, bool Delta>
+struct NarrowForth : NarrowGroups<DK> {
+  using Value = NarrowValue<N>;
+  using Stage = ScanStage<DK, Scaled, Delta, false, 1, Value>;
+  // Right sides of products, with their contraction along the rows: R, its rest, and out U. They
+  // stand behind those of S.
+  using Rows = Tile<N, 64, false>;
+  static constexpr int kRows = NarrowStates<DK, N>::kBytes, kRest = kRows + Rows::kBytes,
+                       kUpdate = kRest + Rows::kBytes, kOwn = kUpdate + Rows::kBytes;
+
+  // Only the last chunk may have fewer than 64 rows. By the groups of the state and of the rows.
+  static __device__ __forceinline__ void clear(unsigned char* stage, bool same_key, int count) {
+    if (count == kChunkRows) return;
+    const int thread = static_cast<int>(threadIdx.x);
+    clear_rows<Value>(stage + Stage::kValue, count, thread, NarrowForth::kWorkers);
+    clear_keys<Stage, Scaled, false>(stage, same_key, count, thread, NarrowForth::kWorkers);
+    fence_async();
+    barrier_sync(kNarrowClearBarrier, NarrowForth::kWorkers);
+  }
 };
 
-inline constexpr int kNarrowBarrier = 1;  // of the first group
-
+// The row group.
 template <class Format, int DK, int N, bool Scaled, bool Delta>
-__device__ __forceinline__ void carry_narrow(const NarrowForward& scan, const NarrowTask& task,
-                                             const NarrowBarriers& barriers, unsigned char* stages,
-                                             unsigned char* own) {
-  using Stage = NarrowStage<DK, N, Scaled, Delta>;
-  using Own = NarrowOwn<Stage>;
+__device__ __forceinline__ void scan_rows(const NarrowForward& scan, const NarrowTask& task,
+                                          const NarrowBarriers& barriers, unsigned char* stages,
+                                          unsigned char* own) {
+  using Forth = NarrowForth<DK, N, Scaled, Delta>;
   using Engine = WgmmaEngine<Format>;
+  using Stage = typename Forth::Stage;
   using Key = typename Stage::Key;
-  using State = typename Stage::State;
-  using Rows = typename Stage::Rows;
-  using Value = typename Stage::Value;
-  constexpr int kBlocks = DK / 64;
+  using Square = typename Stage::Square;
+  using Value = typename Forth::Value;
+  using Rows = typename Forth::Rows;
+  using State = typename NarrowStates<DK, N>::State;
+  constexpr int kWorkers = Forth::kWorkers, kHalf = N / 2;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   const int bytes = Stage::bytes(call.same_key);
-  const std::int64_t size = static_cast<std::int64_t>(call.d_k) * call.d_v;
-  const std::int64_t head = task.sequence * call.value_heads + task.head;
 
-  float state[kBlocks][N / 2];
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    const float* const from =
-        call.initial_state == nullptr ? nullptr : call.initial_state + head * size;
-    each_narrow_pair<N / 2>(
-        from, block, task.column, call.d_k, call.d_v, [&](int n, const float* at, bool inside) {
-          const float2 both = from != nullptr && inside ? *reinterpret_cast<const float2*>(at)
-                                                        : make_float2(0.0F, 0.0F);
-          state[block][2 * n] = both.x;
-          state[block][2 * n + 1] = both.y;
-        });
-  }
-
+  std::uint32_t erase[DK / 16][4];
+  float values[kHalf];
+  float2 gain, in = make_float2(1.0F, 1.0F), out = in;
+  bool precise = false;
+  const auto fetch = [&](const unsigned char* stage) {
+    if constexpr (Delta) {
+      fetch_fragments<Key>(erase, stage + Stage::erase(call.same_key));
+      precise = *reinterpret_cast<const float*>(stage + Stage::kPrecise) != 0.0F;
+    }
+    get_rows<Format, Value>(values, stage + Stage::kValue);
+    gain = numbers_of(stage + Stage::kGain);
+    if constexpr (!Scaled) {
+      in = numbers_of(stage + Stage::kIn);
+      out = numbers_of(stage + Stage::kOut);
+    }
+  };
   NarrowTurns turns(barriers, scan.stages, task.blocks);
-  if (task.chunks > 0) turns.await(barriers.full);
+  Forth::clear(stages, call.same_key, task.count(0));
+  fetch(stages);
   for (int index = 0; index < task.chunks; ++index) {
     unsigned char* const stage = stages + turns.stage() * bytes;
-    const int count = task.count(index);
-    if (count < kChunkRows) {
-      clear_rows<Value>(stage + Stage::kValue, count, group_thread(), kGroup);
-      clear_keys<Stage, Scaled, false>(stage, call.same_key, count, group_thread(), kGroup);
-      fence_async();
-      barrier_sync(kNarrowBarrier, kGroup);
-    }
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      put_rounded<Format, State>(stage + Stage::kState, 64 * block, state[block]);
-    }
-    fence_async();
-    barrier_sync(kNarrowBarrier, kGroup);
-    if (threadIdx.x == 0) mbarrier_arrive(barriers.state + turns.stage());
-
-    float rows[N / 2];  // E~ S, then R, then Z, then U
+    float rows[kHalf];  // E~ S, then R, then Z
+    barrier_sync(kStateBarrier, kWorkers);
     if constexpr (Delta) {
-      Engine::begin();
-#pragma unroll
-      for (int k = 0; k < DK / 16; ++k) {
-        Engine::template multiply_tiles<Key, false, State, true>(
-            rows, stage + Stage::erase(call.same_key), stage + Stage::kState, k, k == 0);
-      }
-      Engine::commit();
+      multiply_fragments<Engine, State, false>(rows, erase, own + index % 2 * State::kBytes, true);
     }
-    float values[N / 2];
-    get_rows<Format, Value>(values, stage + Stage::kValue);
-    const float2 gain = numbers_of(stage + Stage::kGain);
-    const float2 in = Scaled ? make_float2(1.0F, 1.0F) : numbers_of(stage + Stage::kIn);
-    const float2 out = Scaled ? make_float2(1.0F, 1.0F) : numbers_of(stage + Stage::kOut);
-    float2 keep[kBlocks];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if constexpr (Scaled) {
-        keep[block] = numbers_of(stage + Stage::kKeep + 256 * block);
-      } else {
-        const float all = *reinterpret_cast<const float*>(stage + Stage::kKeep);
-        keep[block] = make_float2(all, all);
-      }
-    }
+    if (index > 0 && group_warp() == 0) turns.release_before();
     if constexpr (Delta) {
-      const bool precise = *reinterpret_cast<const float*>(stage + Stage::kPrecise) != 0.0F;
+      std::uint32_t square[4][4];
+      fetch_fragments<Square>(square, stage + Stage::kSquareY);
       Engine::template wait<0>();
       Engine::hold(rows);
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) rows[i] = values[i] - (i % 4 < 2 ? in.x : in.y) * rows[i];
-      put_rounded<Format, Rows>(own, 0, rows);
-      if (precise) put_rest<Format, Rows>(own + Own::kRest, rows);
-      fence_async();
-      barrier_sync(kNarrowBarrier, kGroup);
-      Engine::begin();
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Engine::template multiply_tiles<typename Stage::Square, false, Rows, true>(
-            rows, stage + Stage::kSquareY, own, k);
+      for (int i = 0; i < kHalf; ++i) rows[i] = values[i] - (i % 4 < 2 ? in.x : in.y) * rows[i];
+      std::uint32_t right[kHalf / 8][4];
+      round_to<Format>(right, rows);
+      put_transposed<Rows>(own + Forth::kRows, right, 0);
+      if (precise) {
+        std::uint32_t rest[kHalf / 8][4];
+        rest_of<Format>(rest, rows, right);
+        put_transposed<Rows>(own + Forth::kRest, rest, 0);
       }
-      Engine::commit();
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) scale_rows(state[block], keep[block]);
+      fence_async();
+      barrier_sync(kRowBarrier, kGroup);
+      multiply_fragments<Engine, Rows, false>(rows, square, own + Forth::kRows, false);
       Engine::template wait<0>();
       Engine::hold(rows);
       if (precise) {
-        add_narrow_rest<Format, typename Stage::Square, Rows>(
+        add_narrow_rest<Format, Rows, Square, false>(
             rows, stage + Stage::kSquareY,
             task.record + index * (call.value_heads * chunk.layout.bytes) + chunk.layout.square_low,
-            own, own + Own::kRest);
+            own + Forth::kRows, own + Forth::kRest);
       }
-      put_rounded<Format, Value>(stage + Stage::kValue, 0, rows);
     } else {
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) rows[i] = values[i];
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) scale_rows(state[block], keep[block]);
+      for (int i = 0; i < kHalf; ++i) rows[i] = values[i];
     }
-    scale_rows(rows, gain);
-    if constexpr (!Scaled) scale_rows(rows, out);
-    put_rounded<Format, Rows>(own + Own::kUpdate, 0, rows);
+    float update[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) update[i] = rows[i];
+    scale_rows(update, gain);
+    if constexpr (!Scaled) scale_rows(update, out);
+    std::uint32_t right[kHalf / 8][4];
+    round_to<Format>(right, update);
+    put_transposed<Rows>(own + Forth::kUpdate, right, 0);
     fence_async();
-    barrier_sync(kNarrowBarrier, kGroup);
-    if (threadIdx.x == 0) mbarrier_arrive(barriers.rows + turns.stage());
-    Engine::begin();
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Engine::template multiply_tiles<Key, true, Rows, true>(
-            state[block], stage + Stage::kWrite + Key::place(0, 8 * block), own + Own::kUpdate, k);
-      }
+    barrier_arrive(kUpdateBarrier, kWorkers);
+    // What the next chunk needs, then Z.
+    if (index + 1 < task.chunks) {
+      turns.await_next(barriers.full, true);
+      unsigned char* const next = stages + turns.next_stage() * bytes;
+      Forth::clear(next, call.same_key, task.count(index + 1));
+      fetch(next);
     }
-    Engine::commit();
-    turns.await_next_full(index + 1 < task.chunks);
-    Engine::template wait<0>();
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) Engine::hold(state[block]);
-    turns.finish();
+    if constexpr (Delta) put_rounded<Format, Value>(stage + Stage::kValue, 0, rows);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers.result + turns.stage());
+    turns.advance();
   }
 }
 
-// Rows of the value tile, 16 of each warp, to the tensor.
-template <class Value>
-__device__ __forceinline__ void take_narrow_rows(const unsigned char* tile, unsigned char* to,
-                                                 std::int64_t stride, int count, int columns) {
-  constexpr int kPieces = Value::kColumns / 8;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int i = 0; i < 16 * kPieces / 32; ++i) {
-    const int row = 16 * group_warp() + (32 * i + lane) / kPieces, piece = lane % kPieces;
-    if (row < count && 8 * piece < columns) {
-      *reinterpret_cast<uint4*>(to + row * stride + piece * 16) =
-          *reinterpret_cast<const uint4*>(tile + Value::place(row, piece));
-    }
-  }
-}
-
-// The second group: takes the state of every chunk and Z away.
+// A group of the state: its 64 channels.
 template <class Format, int DK, int N, bool Scaled, bool Delta>
-__device__ __forceinline__ void see_narrow(const NarrowForward& scan, const NarrowTask& task,
-                                           const NarrowBarriers& barriers, unsigned char* stages) {
-  using Stage = NarrowStage<DK, N, Scaled, Delta>;
-  using State = typename Stage::State;
-  using Value = typename Stage::Value;
+__device__ __forceinline__ void scan_state(const NarrowForward& scan, const NarrowTask& task,
+                                           const NarrowBarriers& barriers, unsigned char* stages,
+                                           unsigned char* own) {
+  using Forth = NarrowForth<DK, N, Scaled, Delta>;
+  using Engine = WgmmaEngine<Format>;
+  using Stage = typename Forth::Stage;
+  using Key = typename Stage::Key;
+  using Rows = typename Forth::Rows;
+  constexpr int kHalf = N / 2;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
-  const int bytes = Stage::bytes(call.same_key), lane = static_cast<int>(threadIdx.x % 32);
-  const std::int64_t stride = call.value_heads * call.d_v * 2;
-  unsigned char* to = nullptr;
-  if constexpr (Delta) {
-    to = static_cast<unsigned char*>(scan.z) + task.row * stride +
-         (static_cast<std::int64_t>(task.head) * call.d_v + task.column) * 2;
-  }
+  const int bytes = Stage::bytes(call.same_key), group = group_number();
+  const std::int64_t size = static_cast<std::int64_t>(call.d_k) * call.d_v;
+  const std::int64_t head = task.sequence * call.value_heads + task.head;
 
+  float state[kHalf];
+  const float* const from =
+      call.initial_state == nullptr ? nullptr : call.initial_state + head * size;
+  each_narrow_pair<kHalf>(
+      from, group, task.column, call.d_k, call.d_v, [&](int n, const float* at, bool inside) {
+        const float2 both = from != nullptr && inside ? *reinterpret_cast<const float2*>(at)
+                                                      : make_float2(0.0F, 0.0F);
+        state[2 * n] = both.x;
+        state[2 * n + 1] = both.y;
+      });
+  NarrowStates<DK, N> states(own, chunk, chunk.states, task, scan.width, 0);
+  const std::int64_t step = 2 * chunk.state_tile(1, 0, 0);
+  constexpr int kPairs = kHalf / 8;
+  const auto publish = [&] {
+    std::uint32_t rounded[kPairs][4];
+    round_to<Format>(rounded, state);
+    states.publish(rounded);
+  };
   NarrowTurns turns(barriers, scan.stages, task.blocks);
+  publish();
   for (int index = 0; index < task.chunks; ++index) {
     unsigned char* const stage = stages + turns.stage() * bytes;
-    const int count = task.count(index);
-    turns.await(barriers.full);
-    turns.await(barriers.state);
-    // Transposed, in tiles of 64 value columns: 8 of them of 8 channels are a matrix.
-    if (task.column < scan.width) {
-      unsigned char* const tile =
-          static_cast<unsigned char*>(chunk.states) +
-          2 * chunk.state_tile(task.first_chunk + index, task.head, task.column / 64);
+    const bool more = index + 1 < task.chunks;
+    Forth::clear(stage, call.same_key, task.count(index));
+    std::uint32_t write[4][4];
+    fetch_transposed<Key>(write, stage + Stage::kWrite, 64 * group);
+    if constexpr (Scaled) {
+      scale_rows(state, numbers_of(stage + Stage::kKeep + 256 * group));
+    } else {
+      const float keep = *reinterpret_cast<const float*>(stage + Stage::kKeep);
 #pragma unroll
-      for (int i = 0; i < DK / 64; ++i) {
-#pragma unroll
-        for (int n = 0; n < N / 16; ++n) {
-          const int k = 16 * (4 * i + group_warp());
-          std::uint32_t r[4];
-          load_matrix_x4_transposed(
-              r, stage + Stage::kState + State::place(k + lane % 16, 2 * n + lane / 16));
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int v = task.column % 64 + 16 * n + 8 * (j / 2) + lane / 4;
-            *reinterpret_cast<std::uint32_t*>(tile + (k / 8 + j % 2) * 1024 + v * 16 +
-                                              lane % 4 * 4) = r[j];
-          }
-        }
-      }
+      for (int i = 0; i < kHalf; ++i) state[i] *= keep;
     }
-    turns.await(barriers.rows);
-    if constexpr (Delta) {
-      __syncwarp();
-      take_narrow_rows<Value>(stage + Stage::kValue, to, stride, count, call.d_v - task.column);
-      to += kChunkRows * stride;
-      fence_async();  // the copy engine writes there next
-    }
-    turns.finish();
+    states.take(step);
+    turns.await_next(barriers.full, more);
+    barrier_sync(kUpdateBarrier, Forth::kWorkers);
+    multiply_fragments<Engine, Rows, false>(state, write, own + Forth::kUpdate, false);
+    Engine::template wait<0>();
+    Engine::hold(state);
+    if (more) publish();
+    turns.advance();
   }
+  states.finish();
 }
 
 template <class Format, int DK, int N, bool Scaled, bool Delta>
 __device__ __forceinline__ void scan_narrow(const NarrowForward& scan, std::uint32_t block) {
-  using Stage = NarrowStage<DK, N, Scaled, Delta>;
+  using Forth = NarrowForth<DK, N, Scaled, Delta>;
+  using Stage = typename Forth::Stage;
   const TwoKeyCall& call = scan.chunk.call;
   unsigned char* const shared = shared_memory();
   unsigned char* const own = shared + scan.stages * Stage::bytes(call.same_key);
-  const NarrowBarriers barriers(own + NarrowOwn<Stage>::kBytes, scan.stages);
+  const NarrowBarriers barriers(own + Forth::kOwn, scan.stages);
   const NarrowTask& task = start_narrow_block(barriers, scan.stages, scan.chunk, scan.tensors,
-                                              block, N, scan.width, kNarrowGroups * kGroup);
-  if (call.takes(task.rows)) {  // the whole cluster or none of it
-    if (threadIdx.x < kGroup) {
-      carry_narrow<Format, DK, N, Scaled, Delta>(scan, task, barriers, shared, own);
-    } else if (threadIdx.x < kNarrowGroups * kGroup) {
-      see_narrow<Format, DK, N, Scaled, Delta>(scan, task, barriers, shared);
-    } else if (threadIdx.x < kNarrowThreads) {
-      feed_narrow<Stage, DK, Scaled, Delta, false>(scan.chunk, scan.tensors, task, barriers, shared,
-                                                   scan.stages, 0, 1);
+                                              block, N, scan.width, Forth::kWorkers);
+  if (call.takes(task.rows) && task.chunks > 0) {  // the whole cluster or none of it
+    if (threadIdx.x >= Forth::kWorkers) {
+      if (group_warp() == kFeedWarp) {
+        feed_narrow<Stage, DK, Scaled, Delta, false>(scan.chunk, scan.tensors, task, barriers,
+                                                     shared, scan.stages, 0, 1);
+      } else if (group_warp() == kTakeWarp) {
+        take_results<typename Forth::Value>(
+            narrow_result(call, Delta ? scan.z : nullptr, task, false), call.d_v, task, barriers,
+            shared + Stage::kValue, scan.stages, Stage::bytes(call.same_key), false);
+      }
+    } else {
+      mbarrier_wait(barriers.full, 0);
+      if (group_number() < Forth::kStateGroups) {
+        scan_state<Format, DK, N, Scaled, Delta>(scan, task, barriers, shared, own);
+      } else {
+        scan_rows<Format, DK, N, Scaled, Delta>(scan, task, barriers, shared, own);
+      }
     }
   }
   cluster_sync();  // others bring tiles and arrive here until the end

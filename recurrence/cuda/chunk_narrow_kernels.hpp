@@ -39,12 +39,13 @@ void start_narrow_back(NarrowBackward back, NarrowForward forward, int cluster, 
   back.blocks = static_cast<std::uint32_t>(blocks);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     using Back = NarrowBack<dk, kNarrowColumns, scaled, delta>;
-    using Stage = NarrowStage<dk, kNarrowColumns, scaled, delta>;
-    const int stage = Back::Stage::bytes(call.same_key), other = Stage::bytes(call.same_key);
-    constexpr int kOther = NarrowOwn<Stage>::kBytes;
-    back.stages = narrow_stages(stage, Back::kOwn);
+    using Forth = NarrowForth<dk, kNarrowColumns, scaled, delta>;
+    const int stage = Back::Stage::bytes(call.same_key), other = Forth::Stage::bytes(call.same_key);
+    constexpr int kOther = Forth::kOwn;
+    const int own = Back::own(call.same_key);
+    back.stages = narrow_stages(stage, own);
     forward.stages = narrow_stages(other, kOther);
-    const int bytes = std::max(narrow_bytes(back.stages, stage, Back::kOwn),
+    const int bytes = std::max(narrow_bytes(back.stages, stage, own),
                                narrow_bytes(forward.stages, other, kOther));
     launch_clusters(narrow_back_kernel<Format, dk, kNarrowColumns, scaled, delta>, 2 * blocks,
                     cluster, Back::kThreads, static_cast<std::size_t>(bytes), stream, back,

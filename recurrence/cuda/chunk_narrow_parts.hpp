@@ -5,23 +5,17 @@
 // same head, and every tile of a chunk but that of the values is brought once for all of them. Only
 // for Hopper.
 //
-// A state stands as [K, N value columns] in the accumulators of four warps, 16 rows of every 64
-// each. Both sides of a product are in shared memory: a key or square tile of the chunk, as it
-// stands in the other scans, on the left, and what the warps round and put there, Tile<rows, N>, on
-// the right.
-//
-// The block of the forward scan: a group of four warps that carries the state, one that takes the
-// states and Z away, and a warp that brings tiles. A stage of shared memory has all that belongs to
-// a chunk, also the rounded state that the first group hands to the second, so that the barriers of
-// the stage order its uses too.
+// A group of four warps for every 64 channels has its part of the state [K, N value columns] in
+// accumulators, and one, the row group, those of the 64 rows of the chunk. The left sides of the
+// products are fragments of the chunk's tiles, fetched before they are wanted; the right sides are
+// what the groups round and put into shared memory. The state and its products are a chain that is
+// the time of a scan; what is not of it is done by the warps of a fourth group: one brings the
+// tiles, one takes the rows' results away, and two work a chunk ahead on the way back.
 
 #include "recurrence/cuda/chunk_scan.hpp"
 #include "recurrence/cuda/chunk_scan_feed.hpp"
 
 namespace rankone::recurrence::cuda {
-
-inline constexpr int kNarrowGroups = 2;
-inline constexpr int kNarrowThreads = kNarrowGroups * kGroup + 32;
 
 inline constexpr int kNarrowColumns = 32;  // value columns of a block
 
@@ -29,14 +23,17 @@ inline constexpr int kNarrowColumns = 32;  // value columns of a block
 template <int N>
 using NarrowValue = NarrowTile<64, N>;
 
-// A stage of the forward scan, without q and P. Its own part: the rounded state, for both groups.
-template <int DK, int N, bool Scaled, bool Delta>
-struct NarrowStage
-    : ScanStage<DK, Scaled, Delta, false, 1, NarrowValue<N>, Tile<DK, N, false>::kBytes> {
-  using State = Tile<DK, N, false>;
-  using Rows = Tile<64, N, false>;
-  static constexpr int kState = NarrowStage::kOwn;
+template <int DK>
+struct NarrowGroups {
+  static constexpr int kStateGroups = DK / 64;
+  static constexpr int kWorkers = (kStateGroups + 1) * kGroup, kThreads = kWorkers + kGroup;
 };
+
+// What the groups tell one another: the state stands rounded in its tile (state to row group); it
+// has been read; a right side for it stands in its tile (row group to state). And barriers of the
+// row group, of the two warps that work ahead, and of those that clear rows.
+inline constexpr int kStateBarrier = 1, kReadBarrier = 2, kUpdateBarrier = 3, kRowBarrier = 4,
+                     kAheadBarrier = 5, kNarrowClearBarrier = 6;
 
 // What a block does. Blocks are numbered [sequence, cluster of tiles, head, tile of the cluster]:
 // neighbouring clusters share keys where heads do. The last cluster of a head may have tiles beyond
@@ -83,39 +80,44 @@ inline std::int64_t narrow_blocks(const TwoKeyCall& call, int width, int cluster
   return call.rows.sequences * call.value_heads * ((width + columns - 1) / columns) * cluster;
 }
 
-// Barriers of the stages. `full`: the copy engine has brought the tiles. `empty`: both groups of
-// all blocks of the cluster have done with the stage, since any block may bring tiles to all. The
-// first group says `state` and `rows` when the state and Z stand in the stage.
+// The warps of the fourth group.
+inline constexpr int kFeedWarp = 0, kTakeWarp = 1, kAheadWarp = 2, kAheadWarps = 2;
+
+// Barriers of the stages. `full`: the copy engine has brought the tiles. `ahead`: the warps that
+// work ahead have done so. `result`: the row group has put its result there, its last use of the
+// stage. `empty`: all blocks of the cluster have done with the stage, since any block may bring
+// tiles to all; of each, the warp that takes results away says so, and for the groups of the state
+// the row group, when it has the next state.
 struct NarrowBarriers {
-  std::uint64_t *full, *empty, *state, *rows;  // [stages] each
+  std::uint64_t *full, *empty, *ahead, *result;  // [stages] each
 
   __device__ NarrowBarriers(unsigned char* at, int stages)
       : full(reinterpret_cast<std::uint64_t*>(at)),
         empty(full + stages),
-        state(empty + stages),
-        rows(state + stages) {}
+        ahead(empty + stages),
+        result(ahead + stages) {}
 };
-// Bytes of shared memory of a block whose first group has `own` bytes for itself.
+// Bytes of shared memory of a block that has `own` bytes besides the stages.
 __host__ __device__ constexpr int narrow_bytes(int stages, int stage_bytes, int own) {
   return stages * (stage_bytes + 32) + own + static_cast<int>(sizeof(NarrowTask));
 }
 
 // The beginning of a block, by all threads: its task, behind the barriers. `block` is its number in
-// the scan, `workers` the threads of its groups.
+// the scan, `workers` the threads of its groups but the fourth.
 __device__ __forceinline__ const NarrowTask& start_narrow_block(const NarrowBarriers& barriers,
                                                                 int stages, const ChunkCall& chunk,
                                                                 const ScanTensors& tensors,
                                                                 std::uint32_t block, int columns,
                                                                 int width, int workers) {
-  auto& task = *reinterpret_cast<NarrowTask*>(barriers.rows + stages);
+  auto& task = *reinterpret_cast<NarrowTask*>(barriers.result + stages);
   if (threadIdx.x == 0) {
     task.set(chunk, block, columns, width);
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(barriers.full + i, 1);
-      mbarrier_init(barriers.empty + i, task.blocks * workers / 32);
-      mbarrier_init(barriers.state + i, 1);
-      mbarrier_init(barriers.rows + i, 1);
+      mbarrier_init(barriers.empty + i, 2 * task.blocks);
+      mbarrier_init(barriers.ahead + i, kAheadWarps);
+      mbarrier_init(barriers.result + i, kGroup / 32);
     }
     mbarrier_fence();
   }
@@ -138,29 +140,34 @@ class NarrowTurns {
   __device__ __forceinline__ void await(std::uint64_t* of_stages) const {
     mbarrier_wait(of_stages + turn_.stage, turn_.parity);
   }
-  __device__ __forceinline__ void await_next_full(bool wanted) const {
+  __device__ __forceinline__ void await_next(std::uint64_t* of_stages, bool wanted) const {
     const Turn next = turn_.next(stages_);
-    mbarrier_wait(barriers_.full + next.stage, next.parity, wanted);
+    mbarrier_wait(of_stages + next.stage, next.parity, wanted);
   }
-  // By every warp when its last reads of the stage are over.
-  __device__ __forceinline__ void finish() {
-    __syncwarp();
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    if (lane < blocks_) mbarrier_arrive_at(barriers_.empty + turn_.stage, lane);
+  __device__ __forceinline__ void advance() {
+    before_ = turn_.stage;
     turn_ = turn_.next(stages_);
   }
+  // By a warp, of the present stage, or of the one before: nobody for whom it speaks will use it.
+  __device__ __forceinline__ void release() const { release(turn_.stage); }
+  __device__ __forceinline__ void release_before() const { release(before_); }
 
  private:
+  __device__ __forceinline__ void release(int stage) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (lane < blocks_) mbarrier_arrive_at(barriers_.empty + stage, lane);
+  }
+
   const NarrowBarriers& barriers_;
-  int stages_, blocks_;
+  int stages_, blocks_, before_ = 0;
   Turn turn_;
 };
 
 // Copies of which every block of a cluster makes a part for all blocks.
 class SharedCopies {
  public:
-  __device__ SharedCopies(const NarrowTask& task, std::uint64_t* barrier)
-      : rank_(task.rank), blocks_(task.blocks), barrier_(barrier) {}
+  __device__ SharedCopies(int rank, int blocks, std::uint64_t* barrier)
+      : rank_(rank), blocks_(blocks), barrier_(barrier) {}
   // 64 rows of `Blocks` times 64 columns.
   template <int Blocks>
   __device__ __forceinline__ void rows(unsigned char* tile, const TensorMap* map, int head,
@@ -176,16 +183,21 @@ class SharedCopies {
       next_ = next_ + 1 == blocks_ ? 0 : next_ + 1;
     }
   }
-  __device__ __forceinline__ void bulk(unsigned char* to, const unsigned char* from, int bytes) {
+  // This block's part of `bytes`.
+  struct Part {
+    int begin = 0, bytes = 0;
+  };
+  static __device__ __forceinline__ Part part(const NarrowTask& task, int bytes) {
+    const int of_each = (bytes / 16 + task.blocks - 1) / task.blocks * 16;
+    const int begin = task.rank * of_each, left = bytes - begin;
+    return {begin, left < of_each ? left : of_each};
+  }
+  __device__ __forceinline__ void bulk(unsigned char* to, const unsigned char* from, Part part) {
     if (blocks_ == 1) {
-      copy_bulk(to, from, static_cast<std::uint32_t>(bytes), barrier_);
-      return;
-    }
-    const int part = (bytes / 16 + blocks_ - 1) / blocks_ * 16, begin = rank_ * part;
-    const int mine = bytes - begin < part ? bytes - begin : part;
-    if (mine > 0) {
-      copy_bulk_to(to + begin, from + begin, static_cast<std::uint32_t>(mine), barrier_,
-                   (1U << blocks_) - 1U);
+      copy_bulk(to, from, static_cast<std::uint32_t>(part.bytes), barrier_);
+    } else if (part.bytes > 0) {
+      copy_bulk_to(to + part.begin, from + part.begin, static_cast<std::uint32_t>(part.bytes),
+                   barrier_, (1U << blocks_) - 1U);
     }
   }
 
@@ -194,68 +206,157 @@ class SharedCopies {
   std::uint64_t* barrier_;
 };
 
-// This block's part of the tiles of chunk `index`, to the stage of all blocks of the cluster, and
-// its own values. By one thread.
+// Brings this block's part of the tiles of chunk after chunk to the stages of all blocks of the
+// cluster, and its own values: chunks `first`, `first` + step, ... By one thread, to which every
+// instruction is time that the tiles come later, so what is the same for all chunks is made before.
 template <class Stage, int DK, bool Scaled, bool Delta, bool Seen>
-__device__ __forceinline__ void load_narrow(const ChunkCall& chunk, const ScanTensors& tensors,
-                                            const NarrowTask& task, unsigned char* stage, int index,
-                                            std::uint64_t* full) {
+class NarrowLoads {
   using Key = typename Stage::Key;
-  constexpr int kNumbers = number_bytes(DK);
-  const RecordLayout& layout = chunk.layout;
-  const unsigned char* record = task.record + index * (chunk.call.value_heads * layout.bytes);
-  const bool separate = Stage::separate(chunk.call.same_key);
-  const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate) ? 1 : 0);
-  mbarrier_arrive_expect(
-      full,
-      static_cast<std::uint32_t>(kNumbers + (Delta ? kSquareBytes : 0) + (Seen ? kSquareBytes : 0) +
-                                 Stage::Value::kBytes + keys * Key::kBytes));
-  const int row = static_cast<int>(task.row) + index * kChunkRows;
-  SharedCopies copies(task, full);
-  if constexpr (!Scaled) {
-    constexpr int kBlocks = DK / 64;
-    if constexpr (Delta) {
-      if (separate) {
-        copies.rows<kBlocks>(stage + Stage::kEnd, &tensors.erase, task.key_head, row);
+
+ public:
+  __device__ NarrowLoads(const ChunkCall& chunk, const ScanTensors& tensors, const NarrowTask& task,
+                         int first, int step)
+      : tensors_(tensors),
+        rank_(task.rank),
+        blocks_(task.blocks),
+        separate_(Stage::separate(chunk.call.same_key)),
+        column_(task.column),
+        head_(task.head),
+        key_head_(task.key_head),
+        row_(static_cast<int>(task.row) + first * kChunkRows),
+        row_step_(step * kChunkRows) {
+    constexpr int kNumbers = number_bytes(DK);
+    const RecordLayout& layout = chunk.layout;
+    const std::int64_t record_step = chunk.call.value_heads * layout.bytes;
+    record_ = task.record + first * record_step;
+    record_step_ = step * record_step;
+    const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate_) ? 1 : 0);
+    expected_ = static_cast<std::uint32_t>(kNumbers + (Delta ? kSquareBytes : 0) +
+                                           (Seen ? kSquareBytes : 0) + Stage::Value::kBytes +
+                                           keys * Key::kBytes);
+    if constexpr (Seen) {
+      whole_ = SharedCopies::part(task, static_cast<int>(layout.square_low));
+    } else {
+      whole_ = SharedCopies::part(task, kSquareBytes);
+      numbers_from_ = static_cast<int>(layout.in);
+      numbers_ = SharedCopies::part(task, kNumbers);
+      const std::int64_t from = Delta ? layout.erase : layout.write;
+      scaled_from_ = static_cast<int>(from);
+      scaled_ = SharedCopies::part(task, static_cast<int>(layout.square_low - from));
+    }
+  }
+  // The next chunk.
+  __device__ __forceinline__ void load(unsigned char* stage, std::uint64_t* full) {
+    mbarrier_arrive_expect(full, expected_);
+    SharedCopies copies(rank_, blocks_, full);
+    if constexpr (!Scaled) {
+      constexpr int kBlocks = DK / 64;
+      if constexpr (Delta) {
+        if (separate_) copies.rows<kBlocks>(stage + Stage::kEnd, &tensors_.erase, key_head_, row_);
+      }
+      copies.rows<kBlocks>(stage + Stage::kWrite, &tensors_.write, key_head_, row_);
+      if constexpr (Seen) {
+        copies.rows<kBlocks>(stage + Stage::kQuery, &tensors_.query, key_head_, row_);
       }
     }
-    copies.rows<kBlocks>(stage + Stage::kWrite, &tensors.write, task.key_head, row);
+    copy_rows(stage + Stage::kValue, &tensors_.value, column_, head_, row_, full);
     if constexpr (Seen) {
-      copies.rows<kBlocks>(stage + Stage::kQuery, &tensors.query, task.key_head, row);
+      copies.bulk(stage + Stage::kSquareY, record_, whole_);
+    } else {
+      if constexpr (Delta) copies.bulk(stage + Stage::kSquareY, record_, whole_);
+      copies.bulk(stage + Stage::kIn, record_ + numbers_from_, numbers_);
+      if constexpr (Scaled) {
+        copies.bulk(stage + (Delta ? Stage::kScaledErase : Stage::kScaledWrite),
+                    record_ + scaled_from_, scaled_);
+      }
     }
+    record_ += record_step_;
+    row_ += row_step_;
   }
-  copy_rows(stage + Stage::kValue, &tensors.value, task.column, task.head, row, full);
-  if constexpr (Seen) {
-    copies.bulk(stage + Stage::kSquareY, record, static_cast<int>(layout.square_low));
-  } else {
-    if constexpr (Delta) copies.bulk(stage + Stage::kSquareY, record, kSquareBytes);
-    copies.bulk(stage + Stage::kIn, record + layout.in, kNumbers);
-    if constexpr (Scaled) {
-      const std::int64_t from = Delta ? layout.erase : layout.write;
-      copies.bulk(stage + (Delta ? Stage::kScaledErase : Stage::kScaledWrite), record + from,
-                  static_cast<int>(layout.square_low - from));
-    }
-  }
-}
 
-// What the warp behind the groups does: chunks `first`, `first` + step, ..., all of the task.
+ private:
+  const ScanTensors& tensors_;
+  int rank_, blocks_;
+  bool separate_;
+  int column_, head_, key_head_, row_, row_step_;
+  const unsigned char* record_;
+  std::int64_t record_step_;
+  std::uint32_t expected_;
+  SharedCopies::Part whole_, numbers_, scaled_;  // of the record
+  int numbers_from_ = 0, scaled_from_ = 0;
+};
+
+// What the warp does that brings tiles: all chunks of the task.
 template <class Stage, int DK, bool Scaled, bool Delta, bool Seen>
 __device__ __forceinline__ void feed_narrow(const ChunkCall& chunk, const ScanTensors& tensors,
                                             const NarrowTask& task, const NarrowBarriers& barriers,
                                             unsigned char* stages, int stage_count, int first,
                                             int step) {
   if (threadIdx.x % 32 == 0) {
-    const int bytes = Stage::bytes(chunk.call.same_key);
+    const int bytes = Stage::bytes(chunk.call.same_key), chunks = task.chunks;
+    NarrowLoads<Stage, DK, Scaled, Delta, Seen> loads(chunk, tensors, task, first, step);
     Turn turn{0, 1};  // the parity of the turn before
-    for (int number = 0; number < task.chunks; ++number) {
+    for (int number = 0; number < chunks; ++number) {
       if (number >= stage_count) mbarrier_wait(barriers.empty + turn.stage, turn.parity);
-      load_narrow<Stage, DK, Scaled, Delta, Seen>(chunk, tensors, task, stages + turn.stage * bytes,
-                                                  first + number * step,
-                                                  barriers.full + turn.stage);
+      loads.load(stages + turn.stage * bytes, barriers.full + turn.stage);
       turn = turn.next(stage_count);
     }
   }
   __syncwarp();
+}
+
+// Where the rows of a result go: `step` bytes from a chunk to the next, from the first one on.
+struct NarrowResult {
+  unsigned char* to;  // null: nowhere
+  std::int64_t stride, step;
+};
+__device__ __forceinline__ NarrowResult narrow_result(const TwoKeyCall& call, void* tensor,
+                                                      const NarrowTask& task, bool back) {
+  NarrowResult result;
+  result.stride = call.value_heads * call.d_v * 2;
+  result.step = (back ? -kChunkRows : kChunkRows) * result.stride;
+  result.to =
+      tensor == nullptr
+          ? nullptr
+          : static_cast<unsigned char*>(tensor) +
+                (task.row + std::int64_t{back ? task.chunks - 1 : 0} * kChunkRows) * result.stride +
+                (static_cast<std::int64_t>(task.head) * call.d_v + task.column) * 2;
+  return result;
+}
+
+// What the warp does that takes results away: value tiles at `stages`, `stage_bytes` apart.
+template <class Value>
+__device__ __forceinline__ void take_results(NarrowResult result, int d_v, const NarrowTask& task,
+                                             const NarrowBarriers& barriers,
+                                             const unsigned char* stages, int stage_count,
+                                             int stage_bytes, bool back) {
+  constexpr int kPieces = Value::kColumns / 8, kRows = 32 / kPieces, kTimes = 64 / kRows;
+  const int lane = static_cast<int>(threadIdx.x % 32), first = lane / kPieces;
+  const int piece = lane % kPieces;
+  const bool inside = result.to != nullptr && task.column + 8 * piece < d_v;
+  std::int64_t at = first * result.stride + piece * 16;
+  NarrowTurns turns(barriers, stage_count, task.blocks);
+  for (int number = 0; number < task.chunks; ++number) {
+    const unsigned char* const tile = stages + turns.stage() * stage_bytes;
+    const int count = inside ? task.count(back ? task.chunks - 1 - number : number) : 0;
+    turns.await(barriers.result);
+    uint4 rows[kTimes];
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      rows[i] = *reinterpret_cast<const uint4*>(tile + Value::place(kRows * i + first, piece));
+    }
+    fence_async();  // the copy engine writes there next
+    __syncwarp();
+    turns.release();
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      if (kRows * i + first < count) {
+        *reinterpret_cast<uint4*>(result.to + at + kRows * i * result.stride) = rows[i];
+      }
+    }
+    at += result.step;
+    turns.advance();
+  }
 }
 
 // ---- Accumulators [16 rows a warp, N columns]
@@ -273,18 +374,6 @@ __device__ __forceinline__ void put_rounded(unsigned char* tile, int first,
     for (int j = 0; j < 4; ++j) r[j] = pack<Format>(d[8 * n + 2 * j], d[8 * n + 2 * j + 1]);
     store_matrix_x4(tile + T::place(first + 16 * group_warp() + lane % 16, 2 * n + lane / 16), r);
   }
-}
-// What rounding has left of them.
-template <class Format, class T, int Half>
-__device__ __forceinline__ void put_rest(unsigned char* tile, const float (&d)[Half]) {
-  float rest[Half];
-#pragma unroll
-  for (int i = 0; i < Half; i += 2) {
-    const float2 high = unpack<Format>(pack<Format>(d[i], d[i + 1]));
-    rest[i] = d[i] - high.x;
-    rest[i + 1] = d[i + 1] - high.y;
-  }
-  put_rounded<Format, T>(tile, 0, rest);
 }
 // The other way, of a row tile.
 template <class Format, class T, int Half>
@@ -333,8 +422,23 @@ __device__ __forceinline__ void each_narrow_pair(Number* state, int block, int c
   }
 }
 
-// What a chunk marked precise adds to d = Y r: Y rest + Y_low r, as add_rest() of the other scans.
-template <class Format, class Square, class Rows, int Half>
+// Puts accumulators [16 rows a warp, N columns], rounded, into a tile whose rows are their columns,
+// at piece `piece` and up.
+template <class T, int Pairs>
+__device__ __forceinline__ void put_transposed(unsigned char* tile,
+                                               const std::uint32_t (&a)[Pairs][4], int piece) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  piece += 2 * group_warp() + lane / 8 % 2;
+  const int row = lane / 16 * 8 + lane % 8;
+#pragma unroll
+  for (int n = 0; n < Pairs; ++n) {
+    store_matrix_x4_transposed(tile + T::place(16 * n + row, piece), a[n]);
+  }
+}
+
+// What a chunk marked precise adds to d = Y r, or, Transposed, to d = Y^T r: Y rest + Y_low r, as
+// add_rest() of the other scans. `rows` and `rest` are right sides, T.
+template <class Format, class T, class Square, bool Transposed, int Half>
 __device__ __forceinline__ void add_narrow_rest(float (&d)[Half], const unsigned char* square,
                                                 const unsigned char* low, const unsigned char* rows,
                                                 const unsigned char* rest) {
@@ -343,15 +447,106 @@ __device__ __forceinline__ void add_narrow_rest(float (&d)[Half], const unsigned
 #pragma unroll 1
   for (int k = 0; k < 4; ++k) {
     std::uint32_t left[4];
-    load_a<Square>(left, square, row, k);
-    MmaEngine<Format>::template multiply<Rows, true>(d, left, rest, k, false);
+    if constexpr (Transposed) {
+      load_a_transposed<Square>(left, square, row, k);
+    } else {
+      load_a<Square>(left, square, row, k);
+    }
+    MmaEngine<Format>::template multiply<T, false>(d, left, rest, k, false);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      left[j] = *reinterpret_cast<const std::uint32_t*>(
-          low + Square::place(row + j % 2 * 8 + g, 2 * k + j / 2) + 4 * t);
+      if constexpr (Transposed) {
+        const unsigned char* from =
+            low + Square::place(16 * k + j / 2 * 8 + 2 * t, row / 8 + j % 2) + 2 * g;
+        left[j] = *reinterpret_cast<const std::uint16_t*>(from) |
+                  static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(from + 16))
+                      << 16;
+      } else {
+        left[j] = *reinterpret_cast<const std::uint32_t*>(
+            low + Square::place(row + j % 2 * 8 + g, 2 * k + j / 2) + 4 * t);
+      }
     }
-    MmaEngine<Format>::template multiply<Rows, true>(d, left, rows, k, false);
+    MmaEngine<Format>::template multiply<T, false>(d, left, rows, k, false);
   }
 }
+
+// ---- Products with fragments on the left
+// ---------------------------------------------------------
+
+template <class Engine, class B, bool Transposed, int Steps, int Half>
+__device__ __forceinline__ void multiply_fragments(float (&d)[Half],
+                                                   const std::uint32_t (&a)[Steps][4],
+                                                   const unsigned char* b, bool clear) {
+  Engine::begin();
+#pragma unroll
+  for (int k = 0; k < Steps; ++k) {
+    Engine::template multiply<B, Transposed>(d, a[k], b, k, clear && k == 0);
+  }
+  Engine::commit();
+}
+// Of 64 rows of a tile, or of 64 columns from m on of a tile that holds the transpose.
+template <class T, int Steps>
+__device__ __forceinline__ void fetch_fragments(std::uint32_t (&a)[Steps][4],
+                                                const unsigned char* tile) {
+#pragma unroll
+  for (int k = 0; k < Steps; ++k) load_a<T>(a[k], tile, 16 * group_warp(), k);
+}
+template <class T, int Steps>
+__device__ __forceinline__ void fetch_transposed(std::uint32_t (&a)[Steps][4],
+                                                 const unsigned char* tile, int m) {
+#pragma unroll
+  for (int k = 0; k < Steps; ++k) load_a_transposed<T>(a[k], tile, m + 16 * group_warp(), k);
+}
+
+// ---- The state
+// -----------------------------------------------------------------------------------
+
+// A group's part of a state, rounded: into one of two tiles by turns, for the row group, and from
+// there to the workspace by the copy engine, which so has the time of a chunk. A warp's 16 channels
+// are two columns of pieces of the tile, and of that of 64 value columns in the workspace; two
+// lanes have them taken away.
+template <int DK, int N>
+class NarrowStates {
+ public:
+  using State = Tile<N, DK, false>;
+  static constexpr int kBytes = 2 * State::kBytes, kPairs = N / 16;
+
+  // `states`: of all chunks, or null. Begins with chunk `first` of the sequence.
+  __device__ NarrowStates(unsigned char* tiles, const ChunkCall& chunk, void* states,
+                          const NarrowTask& task, int width, int first)
+      : tiles_(tiles), piece_(8 * group_number() + 2 * group_warp()) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (states != nullptr && task.column < width && lane < 2) {
+      to_ = static_cast<unsigned char*>(states) +
+            2 * chunk.state_tile(task.first_chunk + first, task.head, task.column / 64) +
+            (piece_ + lane) * 1024 + task.column % 64 * 16;
+    }
+  }
+  __device__ __forceinline__ void publish(const std::uint32_t (&rounded)[kPairs][4]) {
+    unsigned char* const tile = tiles_ + turn_ * State::kBytes;
+    store_bulk_read<1>();  // all but the last state have been read
+    __syncwarp();
+    put_transposed<State>(tile, rounded, 8 * group_number());
+    fence_async();
+    barrier_arrive(kStateBarrier, NarrowGroups<DK>::kWorkers);
+  }
+  // Has what was published taken away. `step`: to the tile of the next chunk, in bytes.
+  __device__ __forceinline__ void take(std::int64_t step) {
+    __syncwarp();
+    if (to_ != nullptr) {
+      store_bulk(to_,
+                 tiles_ + turn_ * State::kBytes +
+                     State::place(0, piece_ + static_cast<int>(threadIdx.x % 32)),
+                 N * 16);
+      to_ += step;
+    }
+    turn_ ^= 1;
+  }
+  __device__ __forceinline__ void finish() { store_bulk_read(); }
+
+ private:
+  unsigned char *tiles_, *to_ = nullptr;
+  int piece_, turn_ = 0;
+};
 
 }  // namespace rankone::recurrence::cuda

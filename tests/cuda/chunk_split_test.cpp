@@ -232,7 +232,9 @@ TEST(ChunkNarrow, BothDirectionsAreTheRecurrence) {
                    << "gate " << static_cast<int>(c.gate) << " d_k " << c.d_k << " d_v " << c.d_v
                    << " delta " << c.delta << " cluster " << cluster);
       cuda::emulation::set_order(static_cast<std::uint64_t>(cluster));
-      EXPECT_LE(difference(run.back(1, cluster), initial, Dtype::f32), 5e-4);
+      // The narrow scan rounds D with the mantissa of the scale, the other without.
+      EXPECT_LE(difference(run.back(1, cluster), initial, Dtype::f32),
+                c.format == Dtype::bf16 ? 4e-3 : 6e-4);
       EXPECT_TRUE(run.carried() == carried);  // forward sums have the same order in both scans
     }
   }
