@@ -10,8 +10,49 @@
 namespace rankone::recurrence::cuda {
 namespace {
 
+// A float whose division takes a reciprocal of about an ulp without a way for denormal numbers, and
+// whose log1p, for -1/32 .. 1, is a series without branches: those of the axes are in that range.
+struct Number {
+  float value;
+
+  Number() = default;
+  template <class Real>
+  __device__ Number(Real of) : value(static_cast<float>(of)) {}  // NOLINT
+  __device__ friend Number operator-(Number a) { return -a.value; }
+  __device__ friend Number operator+(Number a, Number b) { return a.value + b.value; }
+  __device__ friend Number operator-(Number a, Number b) { return a.value - b.value; }
+  __device__ friend Number operator*(Number a, Number b) { return a.value * b.value; }
+  __device__ friend Number operator/(Number a, Number b) {
+    const float guess = rankone::cuda::reciprocal_fast(b.value);
+    return a.value * (guess * (2.0F - b.value * guess));
+  }
+  __device__ friend bool operator<(Number a, Number b) { return a.value < b.value; }
+  __device__ friend bool operator>(Number a, Number b) { return a.value > b.value; }
+  __device__ friend bool operator>=(Number a, Number b) { return a.value >= b.value; }
+  __device__ friend bool operator==(Number a, Number b) { return a.value == b.value; }
+  __device__ friend Number exp_of(Number x) { return std::exp(x.value); }
+  __device__ friend Number abs_of(Number x) { return std::abs(x.value); }
+  __device__ friend Number max_of(Number a, Number b) { return a < b ? b : a; }
+  __device__ friend Number min_of(Number a, Number b) { return b < a ? b : a; }
+  __device__ friend Number select(bool condition, Number yes, Number no) {
+    return condition ? yes : no;
+  }
+  // 2 artanh(x / (2 + x))
+  __device__ friend Number log1p_of(Number x) {
+    const float s = (x / (Number(2.0F) + x)).value, z = s * s;
+    float sum = 1.0F / 13.0F;
+    sum = sum * z + 1.0F / 11.0F;
+    sum = sum * z + 1.0F / 9.0F;
+    sum = sum * z + 1.0F / 7.0F;
+    sum = sum * z + 1.0F / 5.0F;
+    sum = sum * z + 1.0F / 3.0F;
+    return 2.0F * s + 2.0F * s * (z * sum);
+  }
+};
+
 constexpr int kThreads = 256;
 constexpr int kMostRowsOfThread = 64;
+constexpr int kAhead = 4;                    // rows of a thread whose loads are under way together
 constexpr std::int64_t kEnoughBlocks = 512;  // to fill any GPU
 
 // `across` threads for a row of columns, `down` rows at a time.
@@ -70,24 +111,110 @@ struct Share {
   }
 };
 
+// Numbers as they lie in memory, so that nothing waits for them before they are used.
+template <int Count>
+struct Raw {
+  static_assert(Count == 1 || Count == 4);
+  uint4 word;
+
+  __device__ __forceinline__ void read(const Source& from, std::int64_t at) {
+    word = uint4{0, 0, 0, 0};
+    if (from.data == nullptr) return;
+    if (from.dtype == Dtype::f32) {
+      const auto* data = static_cast<const float*>(from.data) + at;
+      if constexpr (Count == 1) {
+        word.x = read_word<std::uint32_t>(data);
+      } else {
+        word = read_word<uint4>(data);
+      }
+    } else {
+      const auto* data = static_cast<const std::uint16_t*>(from.data) + at;
+      if constexpr (Count == 1) {
+        word.x = *data;
+      } else {
+        const auto half = read_word<uint2>(data);
+        word.x = half.x;
+        word.y = half.y;
+      }
+    }
+  }
+  __device__ __forceinline__ void get(float (&to)[Count], Dtype dtype) const {
+    using rankone::cuda::bits_to_float;
+    if (dtype == Dtype::f32) {
+      to[0] = bits_to_float(word.x);
+      if constexpr (Count == 4) {
+        to[1] = bits_to_float(word.y);
+        to[2] = bits_to_float(word.z);
+        to[3] = bits_to_float(word.w);
+      }
+    } else {
+      const bool wide = dtype == Dtype::bf16;
+      float2 both = wide ? rankone::cuda::unpack<bf16>(word.x) : rankone::cuda::unpack<f16>(word.x);
+      to[0] = both.x;
+      if constexpr (Count == 4) {
+        to[1] = both.y;
+        both = wide ? rankone::cuda::unpack<bf16>(word.y) : rankone::cuda::unpack<f16>(word.y);
+        to[2] = both.x;
+        to[3] = both.y;
+      }
+    }
+  }
+};
+
+// As store(), in one instruction for four numbers: nvcc takes the word of an assignment apart here.
+template <int Count>
+__device__ __forceinline__ void put(const Sink& to, std::int64_t at, const float (&from)[Count]) {
+#if !defined(RANKONE_CUDA_EMULATION)
+  if constexpr (Count == 4) {
+    if (to.data == nullptr) return;
+    if (to.dtype == Dtype::f32) {
+      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                       __cvta_generic_to_global(static_cast<float*>(to.data) + at)),
+                   "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
+                   : "memory");
+    } else {
+      const bool wide = to.dtype == Dtype::bf16;
+      using rankone::cuda::pack;
+      const std::uint32_t low = wide ? pack<bf16>(from[0], from[1]) : pack<f16>(from[0], from[1]);
+      const std::uint32_t high = wide ? pack<bf16>(from[2], from[3]) : pack<f16>(from[2], from[3]);
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(
+                       __cvta_generic_to_global(static_cast<std::uint16_t*>(to.data) + at)),
+                   "r"(low), "r"(high)
+                   : "memory");
+    }
+    return;
+  }
+#endif
+  store(to, at, from);
+}
+
 template <int Vector>
 __global__ void __launch_bounds__(kThreads) decay_rows(DecayCall call, Cut cut) {
   const Share<Vector> share(call, cut);
   if (!share.any) return;
-  with_decay<float>(call.constants, [&](auto policy) {
-#pragma unroll 2
-    for (std::int64_t row = share.row; row < share.end; row += cut.down) {
-      const std::int64_t at = row * cut.width + share.column;
-      float x[Vector], g[Vector], dt[Vector];
-      load(x, call.x, at);
+  with_decay<Number>(call.constants, [&](auto policy) {
+    for (std::int64_t first = share.row; first < share.end; first += kAhead * cut.down) {
+      Raw<Vector> ahead[kAhead];
 #pragma unroll
-      for (int i = 0; i < Vector; ++i) {
-        const auto value = policy.value(x[i] + share.bias[i], share.rate[i]);
-        g[i] = value.g;
-        dt[i] = value.dt;
+      for (int i = 0; i < kAhead; ++i) {
+        const std::int64_t row = first + i * cut.down;
+        if (row < share.end) ahead[i].read(call.x, row * cut.width + share.column);
       }
-      store(call.g, at, g);
-      store(call.dt, at, dt);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const std::int64_t row = first + i * cut.down;
+        if (row >= share.end) break;
+        float x[Vector], g[Vector], dt[Vector];
+        ahead[i].get(x, call.x.dtype);
+#pragma unroll
+        for (int c = 0; c < Vector; ++c) {
+          const auto value = policy.value(x[c] + share.bias[c], share.rate[c]);
+          g[c] = value.g.value;
+          dt[c] = value.dt.value;
+        }
+        put(call.g, row * cut.width + share.column, g);
+        put(call.dt, row * cut.width + share.column, dt);
+      }
     }
   });
 }
@@ -98,22 +225,34 @@ __global__ void __launch_bounds__(kThreads)
   const Share<Vector> share(call, cut);
   float d_bias[Vector] = {}, d_a_log[Vector] = {};
   if (share.any) {
-    with_decay<float>(call.constants, [&](auto policy) {
-#pragma unroll 2
-      for (std::int64_t row = share.row; row < share.end; row += cut.down) {
-        const std::int64_t at = row * cut.width + share.column;
-        float x[Vector], d_g[Vector], d_dt[Vector], d_x[Vector];
-        load(x, call.x, at);
-        load(d_g, back.d_g, at);
-        load(d_dt, back.d_dt, at);
+    with_decay<Number>(call.constants, [&](auto policy) {
+      for (std::int64_t first = share.row; first < share.end; first += kAhead * cut.down) {
+        Raw<Vector> ahead[kAhead], d_g_ahead[kAhead];
 #pragma unroll
-        for (int i = 0; i < Vector; ++i) {
-          const auto d = policy.vjp(x[i] + share.bias[i], share.rate[i], d_g[i], d_dt[i]);
-          d_x[i] = d.x;
-          d_bias[i] += d.x;
-          d_a_log[i] += d.a_log;
+        for (int i = 0; i < kAhead; ++i) {
+          const std::int64_t row = first + i * cut.down;
+          if (row >= share.end) break;
+          ahead[i].read(call.x, row * cut.width + share.column);
+          d_g_ahead[i].read(back.d_g, row * cut.width + share.column);
         }
-        store(back.d_x, at, d_x);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const std::int64_t row = first + i * cut.down;
+          if (row >= share.end) break;
+          const std::int64_t at = row * cut.width + share.column;
+          float x[Vector], d_g[Vector], d_dt[Vector], d_x[Vector];
+          ahead[i].get(x, call.x.dtype);
+          d_g_ahead[i].get(d_g, back.d_g.dtype);
+          load(d_dt, back.d_dt, at);
+#pragma unroll
+          for (int c = 0; c < Vector; ++c) {
+            const auto d = policy.vjp(x[c] + share.bias[c], share.rate[c], d_g[c], d_dt[c]);
+            d_x[c] = d.x.value;
+            d_bias[c] += d.x.value;
+            d_a_log[c] += d.a_log.value;
+          }
+          put(back.d_x, at, d_x);
+        }
       }
     });
   }
@@ -167,13 +306,13 @@ void start_back(const DecayCall& call, const DecayBack& back, void* stream) {
 }  // namespace
 
 void launch_decay(const DecayCall& call, void* stream) {
-  wide(call) ? start<8>(call, stream) : start<1>(call, stream);
+  wide(call) ? start<4>(call, stream) : start<1>(call, stream);
 }
 
 std::int64_t decay_partials(const DecayCall& call) {
   // Of the narrow cut where the wide one does not apply; a planning pass has no addresses.
   const Cut cuts[] = {Cut::of<1>(call),
-                      call.heads * call.channels % 8 == 0 ? Cut::of<8>(call) : Cut::of<1>(call)};
+                      call.heads * call.channels % 8 == 0 ? Cut::of<4>(call) : Cut::of<1>(call)};
   std::int64_t most = 0;
   for (const Cut& cut : cuts) {
     const std::int64_t count = cut.row_blocks(call.rows) * 2 * cut.width;
@@ -183,7 +322,7 @@ std::int64_t decay_partials(const DecayCall& call) {
 }
 
 void launch_decay_back(const DecayCall& call, const DecayBack& back, void* stream) {
-  wide(call, back) ? start_back<8>(call, back, stream) : start_back<1>(call, back, stream);
+  wide(call, back) ? start_back<4>(call, back, stream) : start_back<1>(call, back, stream);
 }
 
 }  // namespace rankone::recurrence::cuda
