@@ -167,17 +167,17 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 
 // The lower Half of the numbers become those of this lane and the lane across, each in its own
-// half.
-template <int Half, int Count>
+// half; among `Lanes` lanes side by side.
+template <int Half, int Lanes = 32, int Count>
 __device__ __forceinline__ void fold_lanes(float (&x)[Count]) {
-  constexpr int kBit = 32 * Half / Count;
+  constexpr int kBit = Lanes * Half / Count;
   const bool upper = (static_cast<int>(threadIdx.x) & kBit) != 0;
 #pragma unroll
   for (int i = 0; i < Half; ++i) {
     const float low = x[i], high = x[i + Half];
     x[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffU, upper ? low : high, kBit);
   }
-  if constexpr (Half > 1) fold_lanes<Half / 2>(x);
+  if constexpr (Half > 1) fold_lanes<Half / 2, Lanes>(x);
 }
 
 // Count numbers of every lane, a power of two, each summed over the lanes: number i comes out in

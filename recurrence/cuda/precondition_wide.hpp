@@ -63,21 +63,9 @@ __device__ __forceinline__ void store_if(bool wanted, Format* to, const float (&
 __device__ __forceinline__ int channel_of(int slot) {
   return slot / 4 % kLanes * kSize + slot / (4 * kLanes) * 4 + slot % 4;
 }
-// The lower Half of the numbers become those of this lane and the lane across.
-template <int Half, int Count>
-__device__ __forceinline__ void fold_segment(float (&x)[Count]) {
-  constexpr int kBit = kLanes * Half / Count;
-  const bool upper = (static_cast<int>(threadIdx.x) & kBit) != 0;
-#pragma unroll
-  for (int i = 0; i < Half; ++i) {
-    const float low = x[i], high = x[i + Half];
-    x[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffU, upper ? low : high, kBit);
-  }
-  if constexpr (Half > 1) fold_segment<Half / 2>(x);
-}
 // A number of every row summed over the lanes of the segment: row i in the lanes 2 i and 2 i + 1.
 __device__ __forceinline__ float segment_sums(float (&x)[kRows]) {
-  fold_segment<kRows / 2>(x);
+  fold_lanes<kRows / 2, kLanes>(x);
   return x[0] + __shfl_xor_sync(0xffffffffU, x[0], 1);
 }
 
