@@ -107,6 +107,34 @@ __device__ __forceinline__ float peek_word(const float* from) {
 }
 __device__ __forceinline__ void wait_a_moment() {}
 
+// ---- Global memory -----------------------------------------------------------------------------
+
+// 8 or 16 bytes, aligned to their size, to global memory in one instruction. From an assignment
+// nvcc may make several smaller stores.
+__device__ __forceinline__ void store_word(void* to, uint2 word) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x),
+               "r"(word.y)
+               : "memory");
+}
+__device__ __forceinline__ void store_word(void* to, uint4 word) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_word(void* to, float4 word) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "f"(word.x), "f"(word.y), "f"(word.z), "f"(word.w)
+               : "memory");
+}
+// Where `wanted`; without a branch.
+__device__ __forceinline__ void store_word_if(bool wanted, void* to, uint4 word) {
+  asm volatile(
+      "{.reg .pred wanted;\nsetp.ne.b32 wanted, %5, 0;\n"
+      "@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(to)),
+      "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(wanted ? 1 : 0)
+      : "memory");
+}
+
 // ---- Shared memory -----------------------------------------------------------------------------
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {

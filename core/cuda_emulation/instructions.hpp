@@ -51,6 +51,19 @@ RANKONE_UNCHECKED inline void put_word(float* to, float value) { *to = value; }
 RANKONE_UNCHECKED inline float peek_word(const float* from) { return *from; }
 inline void wait_a_moment() { emulation::yield(); }
 
+// ---- Global memory -----------------------------------------------------------------------------
+
+template <class Word>
+void store_word(void* to, const Word& word) {
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof word != 0) {
+    emulation::broken("a word is not aligned to its size");
+  }
+  std::memcpy(to, &word, sizeof word);
+}
+inline void store_word_if(bool wanted, void* to, const uint4& word) {
+  if (wanted) store_word(to, word);
+}
+
 // ---- Shared memory -----------------------------------------------------------------------------
 
 inline std::uint32_t shared_address(const void* pointer) {

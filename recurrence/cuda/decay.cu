@@ -161,33 +161,6 @@ struct Raw {
   }
 };
 
-// As store(), in one instruction for four numbers: nvcc takes the word of an assignment apart here.
-template <int Count>
-__device__ __forceinline__ void put(const Sink& to, std::int64_t at, const float (&from)[Count]) {
-#if !defined(RANKONE_CUDA_EMULATION)
-  if constexpr (Count == 4) {
-    if (to.data == nullptr) return;
-    if (to.dtype == Dtype::f32) {
-      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
-                       __cvta_generic_to_global(static_cast<float*>(to.data) + at)),
-                   "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
-                   : "memory");
-    } else {
-      const bool wide = to.dtype == Dtype::bf16;
-      using rankone::cuda::pack;
-      const std::uint32_t low = wide ? pack<bf16>(from[0], from[1]) : pack<f16>(from[0], from[1]);
-      const std::uint32_t high = wide ? pack<bf16>(from[2], from[3]) : pack<f16>(from[2], from[3]);
-      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(
-                       __cvta_generic_to_global(static_cast<std::uint16_t*>(to.data) + at)),
-                   "r"(low), "r"(high)
-                   : "memory");
-    }
-    return;
-  }
-#endif
-  store(to, at, from);
-}
-
 template <int Vector>
 __global__ void __launch_bounds__(kThreads) decay_rows(DecayCall call, Cut cut) {
   const Share<Vector> share(call, cut);
@@ -212,8 +185,8 @@ __global__ void __launch_bounds__(kThreads) decay_rows(DecayCall call, Cut cut) 
           g[c] = value.g.value;
           dt[c] = value.dt.value;
         }
-        put(call.g, row * cut.width + share.column, g);
-        put(call.dt, row * cut.width + share.column, dt);
+        store(call.g, row * cut.width + share.column, g);
+        store(call.dt, row * cut.width + share.column, dt);
       }
     }
   });
@@ -251,7 +224,7 @@ __global__ void __launch_bounds__(kThreads)
             d_bias[c] += d.x.value;
             d_a_log[c] += d.a_log.value;
           }
-          put(back.d_x, at, d_x);
+          store(back.d_x, at, d_x);
         }
       }
     });

@@ -39,8 +39,7 @@ struct Word {
   }
 };
 
-// To global memory where `wanted`, as one instruction and without a branch. From an assignment to a
-// uint4 nvcc made four stores of 4 bytes, 16 bytes apart in a warp.
+// To global memory where `wanted`, without a branch.
 template <class Format>
 __device__ __forceinline__ void store_if(bool wanted, Format* to, const float (&from)[kSize]) {
   std::uint32_t pairs[4];
@@ -48,15 +47,7 @@ __device__ __forceinline__ void store_if(bool wanted, Format* to, const float (&
   for (int i = 0; i < 4; ++i) {
     pairs[i] = rankone::cuda::pack<Format>(from[2 * i], from[2 * i + 1]);
   }
-#if defined(RANKONE_CUDA_EMULATION)
-  if (wanted) std::memcpy(to, pairs, sizeof pairs);
-#else
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %5, 0;\n"
-      "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(__cvta_generic_to_global(to)),
-      "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]), "r"(wanted ? 1 : 0)
-      : "memory");
-#endif
+  rankone::cuda::store_word_if(wanted, to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
 }
 
 // Channels of the float arrays in shared memory: first the lower four of every lane.
