@@ -28,7 +28,7 @@ struct NarrowBackward {
 template <int DK, int N, bool Scaled, bool Delta>
 struct NarrowBack : NarrowGroups<DK> {
   using Value = NarrowValue<N>;
-  using Stage = ScanStage<DK, Scaled, Delta, true, 1, Value>;
+  using Stage = ScanStage<DK, Scaled, Delta, true, Value>;
   // Right sides of products, with their contraction along the rows: gain dU, and in dR.
   using Error = Tile<N, 64, false>;
   // They stand behind those of D, or, where E~ is not the same, in the place of W^, which is in

@@ -22,7 +22,7 @@ struct NarrowForward {
 template <int DK, int N, bool Scaled, bool Delta>
 struct NarrowForth : NarrowGroups<DK> {
   using Value = NarrowValue<N>;
-  using Stage = ScanStage<DK, Scaled, Delta, false, 1, Value>;
+  using Stage = ScanStage<DK, Scaled, Delta, false, Value>;
   // Right sides of products, with their contraction along the rows: R, its rest, and out U. They
   // stand behind those of S.
   using Rows = Tile<N, 64, false>;

@@ -61,7 +61,7 @@ int shared_bytes(const TwoKeyCall& call) {
   int bytes = 0;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     constexpr int kGroups = ScanBlock<Engine>::kGroups;
-    const int stage = ScanStage<dk, scaled, delta, true, kGroups>::bytes(call.same_key);
+    const int stage = ScanStage<dk, scaled, delta, true>::bytes(call.same_key, kGroups);
     bytes = scan_bytes(scan_stages<Engine>(stage), stage);
   });
   return bytes;

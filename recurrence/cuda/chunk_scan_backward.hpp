@@ -29,12 +29,12 @@ struct ScanBackward {
 template <class Format, int DK, bool Scaled, bool Delta, class Engine>
 __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int64_t block) {
   using Block = ScanBlock<Engine>;
-  using Stage = ScanStage<DK, Scaled, Delta, true, Block::kGroups>;
+  using Stage = ScanStage<DK, Scaled, Delta, true>;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   unsigned char* const shared = shared_memory();
-  const int bytes = Stage::bytes(call.same_key);
+  const int bytes = Stage::bytes(call.same_key, scan.groups);
   const ScanBarriers barriers(shared, scan.stages, bytes);
   const ScanTask& task =
       start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block, scan.segments,
@@ -42,8 +42,8 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   if (threadIdx.x >= Block::kWorkers) {
     Engine::template give_registers<kFeedRegistersBack>();
     feed_scan<DK, Scaled, Delta, true, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
-                                               scan.back.d_o, scan.maps ? nullptr : scan.back.d_v,
-                                               true);
+                                               bytes, scan.back.d_o,
+                                               scan.maps ? nullptr : scan.back.d_v, true);
     return;
   }
   Engine::template take_registers<kGroupRegistersBack>();
@@ -73,7 +73,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
   turns.first(task.end > task.begin);
   for (int index = task.end - 1; index >= task.begin; --index) {
     unsigned char* const stage = shared + turns.stage() * bytes;
-    unsigned char* const values = stage + Stage::kValue + group * Stage::Value::kBytes;
+    unsigned char* const values = stage + Stage::value(call.same_key, group);
     if constexpr (Engine::kBulk) {
       const int count = task.count(index);
       if (count < kChunkRows) clear_beyond<Stage, Scaled, true>(stage, call.same_key, count);

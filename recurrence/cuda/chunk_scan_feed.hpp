@@ -14,7 +14,7 @@ __device__ __forceinline__ int feeder_thread() { return group_thread(); }
 // more than its instruction.
 template <int DK, bool Scaled, bool Delta, bool Seen>
 class ChunkLoader {
-  using Stage = ScanStage<DK, Scaled, Delta, Seen, 1>;
+  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
   static constexpr int kPieces = DK / 8, kKeyRows = kGroup / kPieces;  // of one pass
   static constexpr int kValuePieces = kValueTile / 8, kValueRows = kGroup / kValuePieces;
 
@@ -117,11 +117,11 @@ class ChunkLoader {
 
 // The same with the copy engine, by one thread, for all groups of a block: chunk `index` of the
 // sequence. Its bytes are counted at `barrier`, with one arrival.
-template <int DK, bool Scaled, bool Delta, bool Seen, int Groups>
+template <int DK, bool Scaled, bool Delta, bool Seen>
 __device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTensors& tensors,
                                           const ScanTask& task, unsigned char* stage, int index,
                                           std::uint64_t* barrier) {
-  using Stage = ScanStage<DK, Scaled, Delta, Seen, Groups>;
+  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
   using Key = typename Stage::Key;
   constexpr int kNumbers = number_bytes(DK);
   const RecordLayout& layout = chunk.layout;
@@ -147,10 +147,6 @@ __device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTens
     rows(stage + Stage::kWrite, &tensors.write);
     if constexpr (Seen) rows(stage + Stage::kQuery, &tensors.query);
   }
-  for (int i = 0; i < task.values; ++i) {
-    copy_rows(stage + Stage::kValue + i * Stage::Value::kBytes, &tensors.value,
-              (task.tile + i) * kValueTile, task.head, row, barrier);
-  }
   if constexpr (Seen) {
     copy_bulk(stage + Stage::kSquareY, record, static_cast<std::uint32_t>(layout.square_low),
               barrier);
@@ -162,6 +158,19 @@ __device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTens
       copy_bulk(stage + (Delta ? Stage::kScaledErase : Stage::kScaledWrite), record + from,
                 static_cast<std::uint32_t>(layout.square_low - from), barrier);
     }
+  }
+}
+// Its values, whose bytes are counted there too: what stands in their place may be a result that is
+// taken away last.
+template <int DK, bool Scaled, bool Delta, bool Seen>
+__device__ __forceinline__ void load_values(const ChunkCall& chunk, const ScanTensors& tensors,
+                                            const ScanTask& task, unsigned char* stage, int index,
+                                            std::uint64_t* barrier) {
+  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
+  const int row = static_cast<int>(task.row) + index * kChunkRows;
+  for (int i = 0; i < task.values; ++i) {
+    copy_rows(stage + Stage::value(chunk.call.same_key, i), &tensors.value,
+              (task.tile + i) * kValueTile, task.head, row, barrier);
   }
 }
 
@@ -254,8 +263,7 @@ __device__ __forceinline__ void clear_keys(unsigned char* stage, bool same_key, 
 template <class Stage, bool Scaled, bool Seen>
 __device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key, int rows) {
   using Value = typename Stage::Value;
-  clear_rows<Value>(stage + Stage::kValue + group_number() * Value::kBytes, rows, group_thread(),
-                    kGroup);
+  clear_rows<Value>(stage + Stage::value(same_key, group_number()), rows, group_thread(), kGroup);
   clear_keys<Stage, Scaled, Seen, true>(stage, same_key, rows, group_thread(), kGroup);
   fence_async();
   barrier_sync(kGroupBarrier + group_number(), kGroup);
@@ -263,23 +271,33 @@ __device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key
 
 // The feeding loops go over chunks begin, begin + step, ..., `count` of them.
 
-// What the four feeding warps do with the copy engine. `load(stage, index)` issues copies, by one
-// lane; `store(stage, index)` takes a result away.
-template <class Load, class Store>
+// What the four feeding warps do with the copy engine. `load(stage, index)` and `values(stage,
+// index)` issue copies, by one lane; `store(stage, index)` takes a result away, from the place of
+// the values.
+template <class Load, class Values, class Store>
 __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stages, int begin,
-                                          int count, int step, Load&& load, Store&& store) {
+                                          int count, int step, Load&& load, Values&& values,
+                                          Store&& store) {
   const bool leads = feeder_thread() == 0;
   for (int number = 0; number < count && number < stages; ++number) {
-    if (leads) load(number, begin + number * step);
+    if (leads) {
+      load(number, begin + number * step);
+      values(number, begin + number * step);
+    }
   }
   Turn turn;
   for (int number = 0; number < count; ++number) {
     mbarrier_wait(barriers.done + turn.stage, turn.parity);
+    const bool more = number + stages < count;
+    if (more && leads) {
+      fence_async();
+      load(turn.stage, begin + (number + stages) * step);
+    }
     store(turn.stage, begin + number * step);
-    if (number + stages < count) {
+    if (more) {
       fence_async();
       barrier_sync(kFeederBarrier, kGroup);
-      if (leads) load(turn.stage, begin + (number + stages) * step);
+      if (leads) values(turn.stage, begin + (number + stages) * step);
     }
     turn = turn.next(stages);
   }

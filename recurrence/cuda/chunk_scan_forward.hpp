@@ -29,13 +29,13 @@ struct ScanForward {
 template <int DK, bool Scaled, bool Delta, bool Seen, class Engine>
 __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTensors& tensors,
                                           const ScanTask& task, const ScanBarriers& barriers,
-                                          int stages, const void* value, void* result, bool back) {
-  constexpr int kGroups = ScanBlock<Engine>::kGroups;
-  using Stage = ScanStage<DK, Scaled, Delta, Seen, kGroups>;
+                                          int stages, int bytes, const void* value, void* result,
+                                          bool back) {
+  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
   using Value = typename Stage::Value;
   const TwoKeyCall& call = chunk.call;
   unsigned char* const shared = shared_memory();
-  const int bytes = Stage::bytes(call.same_key), column = task.tile * kValueTile;
+  const int column = task.tile * kValueTile;
   const std::int64_t stride = call.value_heads * call.d_v * 2;
   unsigned char* const to = static_cast<unsigned char*>(result) + task.row * stride +
                             (static_cast<std::int64_t>(task.head) * call.d_v + column) * 2;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTens
     const int rows = task.count(index), groups = task.groups;
 #pragma unroll 1
     for (int group = 0; group < groups; ++group) {
-      take_rows<Value>(shared + stage * bytes + Stage::kValue + group * Value::kBytes,
+      take_rows<Value>(shared + stage * bytes + Stage::value(call.same_key, group),
                        to + index * kChunkRows * stride + group * kValueTile * 2, stride, rows,
                        call.d_v - column - group * kValueTile);
     }
@@ -54,8 +54,12 @@ __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTens
     feed_bulk(
         barriers, stages, first, task.end - task.begin, step,
         [&](int stage, int index) {
-          load_bulk<DK, Scaled, Delta, Seen, kGroups>(chunk, tensors, task, shared + stage * bytes,
-                                                      index, barriers.arrived + stage);
+          load_bulk<DK, Scaled, Delta, Seen>(chunk, tensors, task, shared + stage * bytes, index,
+                                             barriers.arrived + stage);
+        },
+        [&](int stage, int index) {
+          load_values<DK, Scaled, Delta, Seen>(chunk, tensors, task, shared + stage * bytes, index,
+                                               barriers.arrived + stage);
         },
         store);
   } else {
@@ -177,12 +181,12 @@ __device__ __forceinline__ void store_state(const float (&state)[DK / 2], const 
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
 __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
   using Block = ScanBlock<Engine>;
-  using Stage = ScanStage<DK, Scaled, Delta, Output, Block::kGroups>;
+  using Stage = ScanStage<DK, Scaled, Delta, Output>;
   constexpr int kSteps = DK / 16;
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   unsigned char* const shared = shared_memory();
-  const int bytes = Stage::bytes(call.same_key);
+  const int bytes = Stage::bytes(call.same_key, scan.groups);
   const ScanBarriers barriers(shared, scan.stages, bytes);
   const ScanTask& task = start_block<Engine>(barriers, scan.stages, chunk, scan.tensors, block,
                                              scan.segments.count, scan.range, scan.groups);
@@ -194,7 +198,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     const void* const value = task.values > 0 ? call.v : nullptr;
     void* const result = Output ? call.o : Delta && task.values > 0 ? scan.z : nullptr;
     feed_scan<DK, Scaled, Delta, Output, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
-                                                 value, result, false);
+                                                 bytes, value, result, false);
     return;
   }
   Engine::template take_registers<kGroupRegisters>();
@@ -207,7 +211,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   turns.first(task.end > task.begin);
   for (int index = task.begin; index < task.end; ++index) {
     unsigned char* const stage = shared + turns.stage() * bytes;
-    unsigned char* const values = stage + Stage::kValue + group * Stage::Value::kBytes;
+    unsigned char* const values = stage + Stage::value(call.same_key, group);
     if constexpr (Engine::kBulk) {
       const int count = task.count(index);
       if (count < kChunkRows) clear_beyond<Stage, Scaled, Output>(stage, call.same_key, count);

@@ -89,7 +89,7 @@ void start_scan_lead(ScanForward lead, ScanForward maps, void* stream) {
   const std::int64_t blocks = lead_blocks + prepare_scan<Engine>(maps);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const auto bytes_of = [&](ScanForward& scan, auto seen) {
-      const int bytes = ScanStage<dk, scaled, delta, seen, Block::kGroups>::bytes(call.same_key);
+      const int bytes = ScanStage<dk, scaled, delta, seen>::bytes(call.same_key, scan.groups);
       scan.stages = scan_stages<Engine>(bytes);
       return scan_bytes(scan.stages, bytes);
     };
@@ -106,7 +106,7 @@ void start_scan(ScanForward scan, bool output, void* stream) {
   const std::int64_t blocks = prepare_scan<Engine>(scan);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     const auto start = [&](auto seen) {
-      const int bytes = ScanStage<dk, scaled, delta, seen, Block::kGroups>::bytes(call.same_key);
+      const int bytes = ScanStage<dk, scaled, delta, seen>::bytes(call.same_key, scan.groups);
       scan.stages = scan_stages<Engine>(bytes);
       launch(scan_kernel<Format, dk, scaled, delta, seen, Engine>, blocks, Block::kThreads,
              static_cast<std::size_t>(scan_bytes(scan.stages, bytes)), stream, scan);
@@ -130,7 +130,7 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   back.blocks = heads * scan_units(call, {back.maps ? 1 : 0, segments.count, false}, back.groups);
   const std::int64_t blocks = back.blocks + heads * scan_units(call, forward.range, forward.groups);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const int bytes = ScanStage<dk, scaled, delta, true, Block::kGroups>::bytes(call.same_key);
+    const int bytes = ScanStage<dk, scaled, delta, true>::bytes(call.same_key, back.groups);
     back.stages = scan_stages<Engine>(bytes);
     forward.stages = back.stages;
     launch(scan_back_kernel<Format, dk, scaled, delta, Engine>, blocks, Block::kThreads,

@@ -34,17 +34,18 @@ __device__ __forceinline__ int group_warp() { return static_cast<int>(threadIdx.
 
 // Where the tiles of a stage stand. The key tiles come as rows of q, e and w, or, with channel
 // decay (Scaled), from the record. Seen: with q and P. Row tiles stand at multiples of 1,024 bytes;
-// what comes from the record in its order; the only tile that is not always there, that of e where
-// it is not w, at the end. Own: bytes of a stage for what the block puts there itself.
-template <int DK, bool Scaled, bool Delta, bool Seen, int Groups,
-          class ValueTile = RowTile<64, kValueTile>, int Own = 0>
+// what comes from the record in its order; tiles that are not always there, that of e where it is
+// not w and the values of a second group, at the end. Own: bytes of a stage for what the block puts
+// there itself.
+template <int DK, bool Scaled, bool Delta, bool Seen, class ValueTile = RowTile<64, kValueTile>,
+          int Own = 0>
 struct ScanStage {
   using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
   using Value = ValueTile;
   using Square = Tile<64, 64, false>;
 
-  static constexpr int kValue = 0;  // of each group
-  static constexpr int kRowWrite = kValue + Groups * Value::kBytes;
+  static constexpr int kValue = 0;  // of the first group
+  static constexpr int kRowWrite = kValue + Value::kBytes;
   static constexpr int kRowQuery = kRowWrite + (Scaled ? 0 : Key::kBytes);
   static constexpr int kOwn = kRowQuery + (Scaled || !Seen ? 0 : Key::kBytes);
   static constexpr int kSquareY = kOwn + Own;
@@ -65,8 +66,12 @@ struct ScanStage {
   static __host__ __device__ constexpr int erase(bool same_key) {
     return Scaled ? kScaledErase : separate(same_key) ? kEnd : kRowWrite;
   }
-  static __host__ __device__ constexpr int bytes(bool same_key) {
-    return kEnd + (separate(same_key) ? Key::kBytes : 0);
+  // Of a block of one group or two.
+  static __host__ __device__ constexpr int bytes(bool same_key, int groups = 1) {
+    return kEnd + (separate(same_key) ? Key::kBytes : 0) + (groups - 1) * Value::kBytes;
+  }
+  static __host__ __device__ constexpr int value(bool same_key, int group) {
+    return kValue + group * bytes(same_key);
   }
 };
 

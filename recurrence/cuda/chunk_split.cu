@@ -217,8 +217,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
-                       std::int64_t chunks, int multiprocessors, bool back, bool channel_decay,
-                       double* microseconds) {
+                       std::int64_t chunks, int multiprocessors, bool back, double* microseconds) {
   constexpr int kMost = 16, kFewestChunks = 4;
   // Microseconds on an H200 with 128 x 128: a chunk of a block of one tile or two, in a scan
   // without outputs, with outputs, and in one of both directions; a kernel besides its chunks; the
@@ -280,7 +279,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
       plan.scan_tiles = 1 + choice % 2;
       plan.map_tiles = 1 + choice / 2 % 2;
       plan.lead = choice >= 4;
-      if (plan.lead && (back || channel_decay || count < 3)) break;
+      if (plan.lead && (back || count < 3)) break;
       const double microseconds_of_plan = cost(plan, length);
       if (microseconds_of_plan < lowest) lowest = microseconds_of_plan, cheapest = plan;
     }

@@ -9,13 +9,12 @@
 namespace rankone::recurrence::cuda {
 
 // Into how many segments every sequence is cut: 1 where the blocks of the scan fill the GPU
-// already; and how many tiles a block takes. Depends on nothing but the shape of the call, the
-// kind of its decay and the GPU. `chunks`: of the longest sequence. `back`: for the scans in both
-// directions of a backward pass. A leading segment is for forward passes without channel decay:
-// with it it loses (docs/kernel-notes.md). `microseconds`, where given, becomes what the kernels of
-// the plan are expected to take.
+// already; and how many tiles a block takes. Depends on nothing but the shape of the call and the
+// GPU. `chunks`: of the longest sequence. `back`: for the scans in both directions of a backward
+// pass, which have no leading segment. `microseconds`, where given, becomes what the kernels of the
+// plan are expected to take.
 Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
-                       std::int64_t chunks, int multiprocessors, bool back, bool channel_decay,
+                       std::int64_t chunks, int multiprocessors, bool back,
                        double* microseconds = nullptr);
 
 // starts[s + 1] = M_s starts[s] + H_s from segment to segment, where H_s stands in starts[s + 1]

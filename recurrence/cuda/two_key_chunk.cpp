@@ -73,7 +73,7 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
   const ChunkCall chunk = with_records(context, call);
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
   Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
-                                    multiprocessors(), false, call.gate == GateKind::channel);
+                                    multiprocessors(), false);
   segments.lead = segments.lead && call.o != nullptr;
   const Split split = split_scratch(context, sequences, call, segments);
   if (context.planning()) return;
@@ -106,9 +106,8 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
   const Engine chosen = engine();
   double microseconds = 0.0;
-  Segments segments =
-      plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
-                    multiprocessors(), true, call.gate == GateKind::channel, &microseconds);
+  Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
+                                    multiprocessors(), true, &microseconds);
   int cluster = 1;
   const bool takes_narrow =
       chosen == Engine::wgmma &&
