@@ -72,8 +72,12 @@ class CudaBench {
     const std::int64_t heads = std::min(kErrorHeads, options_.shape.heads);
     const std::int64_t tokens = std::min(kErrorTokens, options_.shape.time);
     const MixerCall exact = host.part(tokens, heads, Dtype::f64);
-    const MixerCall part = on_gpu(host.part(tokens, heads, Dtype::f32));
-    const MixerCall call = on_gpu(host);
+    MixerCall part = on_gpu(host.part(tokens, heads, Dtype::f32)), call = on_gpu(host);
+    if (options_.forward && options_.vjp) {  // as in a training step
+      part.save(context_);
+      call.save(context_);
+      saved_bytes_ = call.saved_bytes();
+    }
     const double token_heads =
         static_cast<double>(options_.shape.batch * options_.shape.time * options_.shape.heads);
     Context reference({.backends = {"reference"}});
@@ -244,13 +248,15 @@ class CudaBench {
               std::int64_t tokens, const CudaTimes& times) {
     std::printf(
         "%-8s %10.2f us flushed (%.2f .. %.2f), %.2f warm, %.2f one by one (%.2f on the host); "
-        "%.3f ns per token-head; scratch %.1f MB; relative error %.1e on %d head%s and %d "
+        "%.3f ns per token-head; scratch %.1f MB, saved %.1f MB; relative error %.1e on %d head%s "
+        "and %d "
         "token%s\n",
         direction.c_str(), times.flushed.median_us, times.flushed.low_us, times.flushed.high_us,
         times.warm.median_us, times.eager.median_us, times.host_us,
         times.flushed.median_us * 1e3 / token_heads,
-        static_cast<double>(times.workspace_bytes) * 1e-6, error, static_cast<int>(heads),
-        heads == 1 ? "" : "s", static_cast<int>(tokens), tokens == 1 ? "" : "s");
+        static_cast<double>(times.workspace_bytes) * 1e-6, saved_bytes_ * 1e-6, error,
+        static_cast<int>(heads), heads == 1 ? "" : "s", static_cast<int>(tokens),
+        tokens == 1 ? "" : "s");
     std::fflush(stdout);
     BenchRow row;
     row["mixer"] = preset_.name;
@@ -279,6 +285,7 @@ class CudaBench {
     row["error_heads"] = heads;
     row["error_tokens"] = tokens;
     row["workspace_bytes"] = times.workspace_bytes;
+    row["saved_bytes"] = saved_bytes_;
     row["runs"] = kRuns;
     row["seed"] = kSeed;
     row["gates"] = gates_;
@@ -300,6 +307,7 @@ class CudaBench {
   double copy_gb_per_s_ = 0;
   std::string gates_;
   std::vector<BenchRow> rows_;
+  double saved_bytes_ = 0;  // for the vjp, by a forward pass
 };
 
 }  // namespace

@@ -385,12 +385,21 @@ void MixerCall::vjp(Context& context) const {
   if (cg_) {
     return recurrence::mesa_vjp(context, sequences_, mesa_, {cotangent_, {}, {}}, mesa_grads_);
   }
-  recurrence::two_key_vjp(context, sequences_, two_key_, {cotangent_, {}}, two_key_grads_);
+  recurrence::two_key_vjp(context, sequences_, two_key_, {cotangent_, {}, two_key_out_.saved},
+                          two_key_grads_);
   if (!preconditioned_) return;
   const Tensor& through = query_side_ ? two_key_grads_.q : two_key_grads_.w;
   recurrence::precondition_vjp(context, sequences_, precondition_, {through, {}},
                                precondition_grads_);
 }
+
+void MixerCall::save(Context& context) {
+  if (cg_) return;
+  const std::int64_t numbers = recurrence::two_key_saved(context, sequences_, two_key_);
+  if (numbers > 0) two_key_out_.saved = empty_on(context, {numbers}, Dtype::f32);
+}
+
+double MixerCall::saved_bytes() const { return bytes_of({two_key_out_.saved}); }
 
 void MixerCall::carry_state(Dtype dtype) {
   const MixerShape& s = shape_;

@@ -46,6 +46,9 @@ class MixerCall {
   void forward(Context& context) const;
   void forward_kept(Context& context) const;
   void vjp(Context& context) const;
+  // From now on forward passes leave for the vjp what a training step would have them leave.
+  void save(Context& context);
+  double saved_bytes() const;
 
   // Keeps the state between calls, updated in place: the next forward() goes on from it.
   void carry_state(Dtype dtype = Dtype::f32);

@@ -83,9 +83,21 @@ rankone_status rankone_two_key(rankone_context* context, const rankone_sequences
   return run(context, "rankone_two_key", how, [&](Call& call) {
     const auto& cut = call.given("sequences", sequences).sequences;
     const auto& out = call.given("outputs", outputs);
-    recurrence::two_key(
-        call.context(), cut, inputs_of(call, inputs),
-        {.o = call.out("o", out.o), .final_state = call.out("final_state", out.final_state)});
+    recurrence::two_key(call.context(), cut, inputs_of(call, inputs),
+                        {.o = call.out("o", out.o),
+                         .final_state = call.out("final_state", out.final_state),
+                         .saved = call.out("saved", out.saved)});
+  });
+}
+
+rankone_status rankone_two_key_saved(rankone_context* context, const rankone_sequences* sequences,
+                                     const rankone_two_key_inputs* inputs, int64_t* numbers) {
+  size_t workspace_bytes = 0;  // nothing is computed
+  const rankone_call how{nullptr, nullptr, 0, &workspace_bytes};
+  return run(context, "rankone_two_key_saved", &how, [&](Call& call) {
+    const auto& cut = call.given("sequences", sequences).sequences;
+    call.given("numbers", numbers);
+    *numbers = recurrence::two_key_saved(call.context(), cut, inputs_of(call, inputs));
   });
 }
 
@@ -100,7 +112,8 @@ rankone_status rankone_two_key_vjp(rankone_context* context, const rankone_seque
     recurrence::two_key_vjp(
         call.context(), cut, inputs_of(call, inputs),
         {.o = call.in("the cotangent of o", from.o),
-         .final_state = call.in("the cotangent of final_state", from.final_state)},
+         .final_state = call.in("the cotangent of final_state", from.final_state),
+         .saved = call.in("saved", from.saved)},
         {.q = call.out("the gradient of q", to.q),
          .e = call.out("the gradient of e", to.e),
          .w = call.out("the gradient of w", to.w),

@@ -26,6 +26,7 @@ class Backend {
   virtual bool accepts(const CallShape& call) const = 0;
 
   virtual void two_key(Context&, const Sequences&, const TwoKey&, const TwoKeyOut&) const = 0;
+  virtual std::int64_t two_key_saved(Context&, const Sequences&, const TwoKey&) const { return 0; }
   virtual void two_key_vjp(Context&, const Sequences&, const TwoKey&, const TwoKeyCotangents&,
                            const TwoKeyGrads&) const = 0;
   virtual void precondition(Context&, const Sequences&, const Precondition&,

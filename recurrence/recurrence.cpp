@@ -11,13 +11,28 @@ namespace rankone::recurrence {
 void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
              const TwoKeyOut& out) {
   const CallShape call = validate(context, sequences, inputs, out);
-  select_backend(context, call).two_key(context, sequences, inputs, out);
+  const Backend& backend = select_backend(context, call);
+  if (out.saved.defined()) {
+    validate_saved("two_key", context, out.saved,
+                   backend.two_key_saved(context, sequences, inputs));
+  }
+  backend.two_key(context, sequences, inputs, out);
+}
+
+std::int64_t two_key_saved(Context& context, const Sequences& sequences, const TwoKey& inputs) {
+  const CallShape call = validate(context, sequences, inputs);
+  return select_backend(context, call).two_key_saved(context, sequences, inputs);
 }
 
 void two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,
                  const TwoKeyCotangents& cotangents, const TwoKeyGrads& grads) {
   const CallShape call = validate(context, sequences, inputs, cotangents, grads);
-  select_backend(context, call).two_key_vjp(context, sequences, inputs, cotangents, grads);
+  const Backend& backend = select_backend(context, call);
+  if (cotangents.saved.defined()) {
+    validate_saved("two_key_vjp", context, cotangents.saved,
+                   backend.two_key_saved(context, sequences, inputs));
+  }
+  backend.two_key_vjp(context, sequences, inputs, cotangents, grads);
 }
 
 void precondition(Context& context, const Sequences& sequences, const Precondition& inputs,
@@ -47,6 +62,10 @@ void preconditioned_two_key(Context& context, const Sequences& sequences,
   const CallShape solve = validate(context, sequences, complete, out);
   require(call.dtype == solve.dtype, "[preconditioned_two_key] k is {}, v is {} (one dtype)",
           name(call.dtype), name(solve.dtype));
+  if (out.saved.defined()) {
+    validate_saved("preconditioned_two_key", context, out.saved,
+                   select_backend(context, solve).two_key_saved(context, sequences, complete));
+  }
   if (!call.gram) {
     return select_backend(context, call)
         .preconditioned_two_key(context, sequences, precondition, made, complete, out);

@@ -51,11 +51,15 @@ struct TwoKey {
 struct TwoKeyOut {
   Tensor o;            // [R, HV, V]
   Tensor final_state;  // [N, HV, K, V]; may be the memory of initial_state: then updated in place
+  // [two_key_saved()] f32, or undefined: what the vjp of the same inputs can take instead of making
+  // it again. o and final_state have the same bits with it and without.
+  Tensor saved = {};
 };
 
 struct TwoKeyCotangents {
   Tensor o;            // dL/do
   Tensor final_state;  // dL/dS_T; undefined: zero
+  Tensor saved = {};   // by two_key() of the same inputs; undefined: nothing was saved
 };
 
 struct TwoKeyGrads {  // shapes of the inputs
@@ -64,6 +68,9 @@ struct TwoKeyGrads {  // shapes of the inputs
 
 void two_key(Context& context, const Sequences& sequences, const TwoKey& inputs,
              const TwoKeyOut& out);
+// Numbers of TwoKeyOut::saved; 0 where nothing is worth it (on a CPU, in float32, and where the vjp
+// would not be faster). At most 700 bytes for each row and value head.
+std::int64_t two_key_saved(Context& context, const Sequences& sequences, const TwoKey& inputs);
 void two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,
                  const TwoKeyCotangents& cotangents, const TwoKeyGrads& grads);
 

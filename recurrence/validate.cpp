@@ -167,6 +167,16 @@ struct LonghornCheck {
 
 }  // namespace
 
+CallShape validate(const Context& context, const Sequences& sequences, const TwoKey& in) {
+  return TwoKeyCheck("two_key_saved", context, sequences, in, true).check.call();
+}
+
+void validate_saved(std::string_view operation, const Context& context, const Tensor& saved,
+                    std::int64_t numbers) {
+  CallCheck check(operation, context);
+  check.parameter("saved", saved, {numbers});
+}
+
 CallShape validate(const Context& context, const Sequences& sequences, const TwoKey& in,
                    const TwoKeyOut& out) {
   TwoKeyCheck two_key("two_key", context, sequences, in, true);

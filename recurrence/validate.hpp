@@ -7,9 +7,13 @@
 
 namespace rankone::recurrence {
 
+CallShape validate(const Context&, const Sequences&, const TwoKey&);
 CallShape validate(const Context&, const Sequences&, const TwoKey&, const TwoKeyOut&);
 CallShape validate(const Context&, const Sequences&, const TwoKey&, const TwoKeyCotangents&,
                    const TwoKeyGrads&);
+// `numbers`: what two_key_saved() says.
+void validate_saved(std::string_view operation, const Context&, const Tensor& saved,
+                    std::int64_t numbers);
 CallShape validate(const Context&, const Sequences&, const Precondition&, const PreconditionOut&);
 CallShape validate(const Context&, const Sequences&, const Precondition&,
                    const PreconditionCotangents&, const PreconditionGrads&);

@@ -42,8 +42,8 @@ def _struct(name, tensors, more=()):
 
 INPUTS = ("q", "e", "w", "v", "g", "b", "initial_state")
 TwoKeyInputs = _struct("TwoKeyInputs", INPUTS, [("scale", ctypes.c_double)])
-TwoKeyOutputs = _struct("TwoKeyOutputs", ("o", "final_state"))
-TwoKeyCotangents = _struct("TwoKeyCotangents", ("o", "final_state"))
+TwoKeyOutputs = _struct("TwoKeyOutputs", ("o", "final_state", "saved"))
+TwoKeyCotangents = _struct("TwoKeyCotangents", ("o", "final_state", "saved"))
 TwoKeyGrads = _struct("TwoKeyGrads", INPUTS)
 
 

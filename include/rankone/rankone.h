@@ -154,11 +154,16 @@ typedef struct rankone_two_key_inputs {
 typedef struct rankone_two_key_outputs {
   rankone_tensor o;           /* [R, HV, V] */
   rankone_tensor final_state; /* [N, HV, K, V]; may be the memory of initial_state */
+  /* [rankone_two_key_saved()] float32, on CUDA at a multiple of 16 bytes; absent: nothing is saved.
+   * What rankone_two_key_vjp with the same sequences and inputs takes instead of making it again.
+   * The outputs have the same bits with it and without. */
+  rankone_tensor saved;
 } rankone_two_key_outputs;
 
 typedef struct rankone_two_key_cotangents {
   rankone_tensor o;           /* dL/do */
   rankone_tensor final_state; /* absent: zero */
+  rankone_tensor saved;       /* by rankone_two_key; absent: nothing was saved */
 } rankone_two_key_cotangents;
 
 /* Gradients are overwritten, here and below; an absent one is not wanted. */
@@ -171,6 +176,13 @@ RANKONE_API rankone_status rankone_two_key(rankone_context* context,
                                            const rankone_two_key_inputs* inputs,
                                            const rankone_two_key_outputs* outputs,
                                            const rankone_call* call);
+/* Stores how many numbers `saved` has for these inputs, at most 175 for each row and value head (700
+ * bytes); 0 where there is nothing to save: on a CPU, in float32, and for some shapes. `numbers`
+ * depends on shapes, dtypes, absent tensors, sequences and the device alone. */
+RANKONE_API rankone_status rankone_two_key_saved(rankone_context* context,
+                                                 const rankone_sequences* sequences,
+                                                 const rankone_two_key_inputs* inputs,
+                                                 int64_t* numbers);
 RANKONE_API rankone_status rankone_two_key_vjp(rankone_context* context,
                                                const rankone_sequences* sequences,
                                                const rankone_two_key_inputs* inputs,

@@ -32,17 +32,11 @@ Gate gate_of(const Tensor& tensor) {
   return {tensor.raw(), tensor.dtype()};
 }
 
-TwoKeyCall two_key_call(Context& context, const Sequences& sequences, const TwoKey& inputs,
-                        const TwoKeyOut& out, int chunk) {
+TwoKeyCall two_key_inputs(const Sequences& sequences, const TwoKey& inputs) {
   const TwoKeyShape shape = shape_of(sequences, inputs);
-  for (const auto& [name, tensor] :
-       {std::pair{"q", inputs.q}, std::pair{"e", inputs.e}, std::pair{"w", inputs.w},
-        std::pair{"v", inputs.v}, std::pair{"initial_state", inputs.initial_state},
-        std::pair{"o", out.o}, std::pair{"final_state", out.final_state}}) {
-    require_aligned("two_key", name, tensor);
-  }
   TwoKeyCall call;
-  call.rows = rankone::cuda::device_rows(context, sequences, chunk);
+  call.rows.sequences = sequences.count();
+  call.rows.count = sequences.rows();
   call.heads = shape.heads;
   call.value_heads = shape.value_heads;
   call.d_k = static_cast<int>(shape.d_k);
@@ -60,9 +54,25 @@ TwoKeyCall two_key_call(Context& context, const Sequences& sequences, const TwoK
   call.v = pointer(inputs.v);
   call.g = gate_of(inputs.g);
   call.b = gate_of(inputs.b);
-  const Tensor& state = inputs.initial_state.defined() ? inputs.initial_state : out.final_state;
-  if (state.defined()) call.state_dtype = state.dtype();
+  if (inputs.initial_state.defined()) call.state_dtype = inputs.initial_state.dtype();
   call.initial_state = static_cast<const float*>(pointer(inputs.initial_state));
+  return call;
+}
+
+TwoKeyCall two_key_call(Context& context, const Sequences& sequences, const TwoKey& inputs,
+                        const TwoKeyOut& out, int chunk) {
+  for (const auto& [name, tensor] :
+       {std::pair{"q", inputs.q}, std::pair{"e", inputs.e}, std::pair{"w", inputs.w},
+        std::pair{"v", inputs.v}, std::pair{"initial_state", inputs.initial_state},
+        std::pair{"o", out.o}, std::pair{"final_state", out.final_state},
+        std::pair{"saved", out.saved}}) {
+    require_aligned("two_key", name, tensor);
+  }
+  TwoKeyCall call = two_key_inputs(sequences, inputs);
+  call.rows = rankone::cuda::device_rows(context, sequences, chunk);
+  if (!inputs.initial_state.defined() && out.final_state.defined()) {
+    call.state_dtype = out.final_state.dtype();
+  }
   call.o = pointer(out.o);
   call.final_state = static_cast<float*>(pointer(out.final_state));
   return call;
@@ -72,8 +82,9 @@ TwoKeyBack two_key_back(const TwoKeyCotangents& cotangents, const TwoKeyGrads& g
   for (const auto& [name, tensor] :
        {std::pair{"the cotangent of o", cotangents.o},
         std::pair{"the cotangent of final_state", cotangents.final_state},
-        std::pair{"the gradient of q", grads.q}, std::pair{"the gradient of e", grads.e},
-        std::pair{"the gradient of w", grads.w}, std::pair{"the gradient of v", grads.v},
+        std::pair{"saved", cotangents.saved}, std::pair{"the gradient of q", grads.q},
+        std::pair{"the gradient of e", grads.e}, std::pair{"the gradient of w", grads.w},
+        std::pair{"the gradient of v", grads.v},
         std::pair{"the gradient of initial_state", grads.initial_state}}) {
     require_aligned("two_key_vjp", name, tensor);
   }

@@ -14,6 +14,9 @@ void require_aligned(std::string_view operation, std::string_view name, const Te
 
 Gate gate_of(const Tensor& tensor);
 
+// The sizes, kinds and inputs of a validated call; of its rows only their number and that of the
+// sequences.
+TwoKeyCall two_key_inputs(const Sequences& sequences, const TwoKey& inputs);
 // A validated call; boundaries go to the arena of the context, cut into chunks of `chunk` rows. In
 // a planning pass the pointers mean nothing. Gradients only: `out` has no tensors.
 TwoKeyCall two_key_call(Context& context, const Sequences& sequences, const TwoKey& inputs,

@@ -14,6 +14,7 @@ class CudaBackend final : public Backend {
   std::string_view name() const override;
   bool accepts(const CallShape& call) const override;
   void two_key(Context&, const Sequences&, const TwoKey&, const TwoKeyOut&) const override;
+  std::int64_t two_key_saved(Context&, const Sequences&, const TwoKey&) const override;
   void two_key_vjp(Context&, const Sequences&, const TwoKey&, const TwoKeyCotangents&,
                    const TwoKeyGrads&) const override;
   void precondition(Context&, const Sequences&, const Precondition&,

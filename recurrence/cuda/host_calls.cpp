@@ -122,9 +122,14 @@ void HostCalls::two_key(Context& context, const Sequences& sequences, const TwoK
     TwoKey in = inputs;
     TwoKeyOut to = out;
     copies.in({&in.q, &in.e, &in.w, &in.v, &in.g, &in.b, &in.initial_state});
-    copies.out({&to.o, &to.final_state});
+    copies.out({&to.o, &to.final_state, &to.saved});
     return [=, this](Context& inner) { inner_.two_key(inner, sequences, in, to); };
   });
+}
+
+std::int64_t HostCalls::two_key_saved(Context& context, const Sequences& sequences,
+                                      const TwoKey& inputs) const {
+  return inner_.two_key_saved(context, sequences, inputs);
 }
 
 void HostCalls::two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,
@@ -133,8 +138,8 @@ void HostCalls::two_key_vjp(Context& context, const Sequences& sequences, const 
     TwoKey in = inputs;
     TwoKeyCotangents from = cotangents;
     TwoKeyGrads to = grads;
-    copies.in(
-        {&in.q, &in.e, &in.w, &in.v, &in.g, &in.b, &in.initial_state, &from.o, &from.final_state});
+    copies.in({&in.q, &in.e, &in.w, &in.v, &in.g, &in.b, &in.initial_state, &from.o,
+               &from.final_state, &from.saved});
     copies.out({&to.q, &to.e, &to.w, &to.v, &to.g, &to.b, &to.initial_state});
     return [=, this](Context& inner) { inner_.two_key_vjp(inner, sequences, in, from, to); };
   });

@@ -35,11 +35,19 @@ void CudaBackend::two_key(Context& context, const Sequences& sequences, const Tw
     call.most = cuda::kStepTokens;
     if (!context.planning()) cuda::launch_step(call, context.stream());
   }
-  if (!longer) return;
+  void* const saved = out.saved.defined() && out.saved.count() > 0 ? out.saved.raw() : nullptr;
+  if (!longer && saved == nullptr) return;
   call.fewest = cuda::kStepTokens + 1;
   call.most = std::numeric_limits<std::int64_t>::max();
-  if (cuda::chunk_path_takes(call)) return cuda::chunk_forward(context, sequences, call);
+  if (cuda::chunk_path_takes(call)) return cuda::chunk_forward(context, sequences, call, saved);
   if (!context.planning()) cuda::launch_recurrent(call, context.stream());
+}
+
+std::int64_t CudaBackend::two_key_saved(Context&, const Sequences& sequences,
+                                        const TwoKey& inputs) const {
+  const cuda::TwoKeyCall call = cuda::two_key_inputs(sequences, inputs);
+  if (call.state_dtype == Dtype::bf16 || !cuda::chunk_path_takes(call)) return 0;
+  return cuda::chunk_saved_bytes(sequences, call) / static_cast<std::int64_t>(sizeof(float));
 }
 
 void CudaBackend::two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inputs,
@@ -47,7 +55,11 @@ void CudaBackend::two_key_vjp(Context& context, const Sequences& sequences, cons
   const ArenaScope scope(context.arena());
   const cuda::TwoKeyCall call = cuda::two_key_call(context, sequences, inputs, {}, kChunk);
   const cuda::TwoKeyBack back = cuda::two_key_back(cotangents, grads);
-  if (cuda::chunk_path_takes(call)) return cuda::chunk_backward(context, sequences, call, back);
+  if (cuda::chunk_path_takes(call)) {
+    const Tensor& saved = cotangents.saved;
+    return cuda::chunk_backward(context, sequences, call, back,
+                                saved.defined() && saved.count() > 0 ? saved.raw() : nullptr);
+  }
   const std::size_t bytes = cuda::recurrent_vjp_bytes(call, sequences.rows());
   void* const workspace = cuda::workspace(context, bytes);
   if (context.planning()) return;

@@ -29,12 +29,16 @@ std::size_t bytes_of(std::int64_t count, std::size_t size) {
   return static_cast<std::size_t>(count) * size;
 }
 
-ChunkCall with_records(Context& context, const TwoKeyCall& call) {
+// The records are `saved`, or scratch where that is null.
+ChunkCall with_records(Context& context, const TwoKeyCall& call, void* saved) {
   ChunkCall chunk;
   chunk.call = call;
   chunk.layout = RecordLayout(call.d_k, call.gate, call.delta);
-  chunk.records = static_cast<unsigned char*>(
-      workspace(context, bytes_of(call.rows.chunks * call.value_heads * chunk.layout.bytes, 1)));
+  if (saved == nullptr) {
+    saved =
+        workspace(context, bytes_of(call.rows.chunks * call.value_heads * chunk.layout.bytes, 1));
+  }
+  chunk.records = static_cast<unsigned char*>(saved);
   return chunk;
 }
 
@@ -69,8 +73,19 @@ bool chunk_path_takes(const TwoKeyCall& call) {
   return scan_shared_bytes(call, engine()) <= shared_bytes();
 }
 
-void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call) {
-  const ChunkCall chunk = with_records(context, call);
+std::int64_t chunk_saved_bytes(const Sequences& sequences, const TwoKeyCall& call) {
+  constexpr std::int64_t kMost = 700;
+  std::int64_t chunks = 0;
+  for (std::int64_t i = 0; i < sequences.count(); ++i) {
+    chunks += (sequences.length(i) + kChunkRows - 1) / kChunkRows;
+  }
+  const std::int64_t bytes = chunks * RecordLayout(call.d_k, call.gate, call.delta).bytes;
+  return bytes <= kMost * sequences.rows() ? bytes * call.value_heads : 0;
+}
+
+void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
+                   void* saved) {
+  const ChunkCall chunk = with_records(context, call, saved);
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
   Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
                                     multiprocessors(), false);
@@ -89,8 +104,8 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
 }
 
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
-                    const TwoKeyBack& back) {
-  ChunkCall chunk = with_records(context, call);
+                    const TwoKeyBack& back, const void* saved) {
+  ChunkCall chunk = with_records(context, call, const_cast<void*>(saved));  // only read if given
   const std::int64_t values = sequences.rows() * call.value_heads * call.d_v;
   const std::int64_t states = chunk.state_tile(call.rows.chunks, 0, 0);
   constexpr std::size_t kElement = 2;  // bytes
@@ -120,7 +135,9 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
         context, bytes_of(boundary_floats(sequences, call, segments.count), sizeof(float))));
   }
   if (context.planning()) return;
-  launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
+  if (saved == nullptr) {
+    launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
+  }
   if (takes_narrow) {
     launch_narrow_scan_back(chunk, cluster, scan, context.stream());
   } else {

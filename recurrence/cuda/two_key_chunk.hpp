@@ -12,9 +12,16 @@ namespace rankone::recurrence::cuda {
 // memory for it. The rest goes token by token.
 bool chunk_path_takes(const TwoKeyCall& call);
 
-// Both take their scratch from the arena and return when planning.
-void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call);
+// Bytes of what a forward pass can leave for the backward one of the same inputs, a multiple of 16:
+// the records of the chunks. 0 where they would be more than 700 a row and value head: with channel
+// decay, where they hold the scaled keys too, and where most sequences are short.
+std::int64_t chunk_saved_bytes(const Sequences& sequences, const TwoKeyCall& call);
+
+// Both take their scratch from the arena and return when planning. `saved` may be null. What is
+// saved is of all sequences, also of those that the call leaves out.
+void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
+                   void* saved);
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
-                    const TwoKeyBack& back);
+                    const TwoKeyBack& back, const void* saved);
 
 }  // namespace rankone::recurrence::cuda

@@ -20,7 +20,7 @@ struct TwoKeyCall {
   Tensor o = Tensor::zeros({6, 4, 5}, Dtype::f32);
   rankone_two_key_inputs in{c_tensor(q), c_tensor(e), c_tensor(e),     c_tensor(v),
                             c_tensor(g), c_tensor(b), c_tensor(state), 1.0};
-  rankone_two_key_outputs out{c_tensor(o), {}};
+  rankone_two_key_outputs out{c_tensor(o), {}, {}};
 };
 
 class Refused : public CInterface {
@@ -149,9 +149,24 @@ TEST_F(Refused, NullPointers) {
             RANKONE_INVALID_ARGUMENT);
   expect_message("cotangents is null");
 
+  EXPECT_EQ(rankone_two_key_saved(context_, sequences, &data.in, nullptr),
+            RANKONE_INVALID_ARGUMENT);
+  expect_message("numbers is null");
+  // On a CPU nothing is saved.
+  std::int64_t numbers = 7;
+  EXPECT_EQ(rankone_two_key_saved(context_, sequences, &data.in, &numbers), RANKONE_OK);
+  EXPECT_EQ(numbers, 0);
+  const Tensor some = Tensor::zeros({3}, Dtype::f32);
+  rankone_two_key_outputs saving = data.out;
+  saving.saved = c_tensor(some);
+  EXPECT_EQ(rankone_two_key(context_, sequences, &data.in, &saving, &call),
+            RANKONE_INVALID_ARGUMENT);
+  expect_message("saved has shape [3]");
+
   // The rest of the functions, every pointer null.
   const auto all_null = [&](rankone_context* context) {
     return std::vector<rankone_status>{
+        rankone_two_key_saved(context, nullptr, nullptr, nullptr),
         rankone_two_key_vjp(context, nullptr, nullptr, nullptr, nullptr, nullptr),
         rankone_two_key_step(context, nullptr, nullptr, nullptr, nullptr),
         rankone_precondition(context, nullptr, nullptr, nullptr, nullptr),

@@ -40,7 +40,7 @@ TEST(Library, ExportsNothingButItsFunctions) {
     EXPECT_EQ(line.rfind("rankone_", 0), 0U) << line;
     ++functions;
   }
-  EXPECT_EQ(functions, 21) << symbols;
+  EXPECT_EQ(functions, 22) << symbols;
   EXPECT_NE(output_of("readelf -d " RANKONE_LIBRARY).find("[librankone.so.0]"), std::string::npos);
 }
 
@@ -70,7 +70,7 @@ TEST(Library, ContextsOfTheDefaultPoolWorkSideBySide) {
     ASSERT_EQ(rankone_sequences_dense(context, 1, 512, &sequences), RANKONE_OK);
     const rankone_two_key_inputs in{c_tensor(q), c_tensor(q), c_tensor(q), c_tensor(q),
                                     {},          {},          {},          1.0};
-    const rankone_two_key_outputs out{c_tensor(o), {}};
+    const rankone_two_key_outputs out{c_tensor(o), {}, {}};
     std::size_t bytes = 0;
     rankone_call call{};
     call.query = &bytes;

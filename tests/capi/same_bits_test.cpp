@@ -96,7 +96,7 @@ TEST_P(SameBits, TwoKeyForward) {
     rec::two_key(reference_, packing(), data.cpp, {o, state});
     const Tensor c_o = twin(o);
     const Tensor c_state = twin(state);
-    const rankone_two_key_outputs outputs{c_tensor(c_o), c_tensor(c_state)};
+    const rankone_two_key_outputs outputs{c_tensor(c_o), c_tensor(c_state), {}};
     const auto* sequences = cut(packing());
     expect_done([&](const rankone_call* call) {
       return rankone_two_key(context_, sequences, &data.c, &outputs, call);
@@ -130,7 +130,7 @@ TEST_P(SameBits, TwoKeyVjp) {
                                     twin(grads.g),
                                     twin(grads.b),
                                     twin(grads.initial_state)};
-    const rankone_two_key_cotangents cotangents{c_tensor(o), c_tensor(state)};
+    const rankone_two_key_cotangents cotangents{c_tensor(o), c_tensor(state), {}};
     const rankone_two_key_grads c_grads{c_tensor(twins.q),
                                         c_tensor(twins.e),
                                         c_tensor(twins.w),

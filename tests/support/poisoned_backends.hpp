@@ -295,6 +295,9 @@ class Poisoned final : public Backend {
     const PoisonedMemory::Access access(memory_);
     inner_.two_key(a0, a1, a2, a3);
   }
+  std::int64_t two_key_saved(Context& a0, const Sequences& a1, const TwoKey& a2) const override {
+    return inner_.two_key_saved(a0, a1, a2);
+  }
   void two_key_vjp(Context& a0, const Sequences& a1, const TwoKey& a2, const TwoKeyCotangents& a3,
                    const TwoKeyGrads& a4) const override {
     const PoisonedMemory::Access access(memory_);
