@@ -107,7 +107,8 @@ __device__ __forceinline__ void load_keys(const TwoKeyCall& call, std::int64_t f
   const int rows = 8 * piece < call.d_k ? count : 0;
   const bool whole = count == 64 && call.d_k == Columns;
   const std::int64_t stride = call.heads * call.d_k * 2;
-  const auto group = static_cast<std::uint32_t>(call.value_heads / call.heads);
+  const std::uint32_t group =
+      static_cast<std::uint32_t>(call.value_heads) / static_cast<std::uint32_t>(call.heads);
   const std::int64_t offset =
       (first + start) * stride +
       static_cast<std::uint32_t>(head) / group * std::int64_t{2} * call.d_k + piece * 16;
@@ -135,6 +136,13 @@ __device__ __forceinline__ void load_keys(const TwoKeyCall& call, std::int64_t f
   load(1, call.w);
   if (erase) load(2, call.e);
 }
+
+// Does nothing for about as long.
+#if defined(RANKONE_CUDA_EMULATION)
+inline void pause(std::uint32_t) {}
+#else
+__device__ __forceinline__ void pause(std::uint32_t nanoseconds) { __nanosleep(nanoseconds); }
+#endif
 
 // The number of this warp, so that the compiler knows that its lanes agree.
 __device__ __forceinline__ int warp_number() {

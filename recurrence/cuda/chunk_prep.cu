@@ -99,13 +99,6 @@ struct Shape {
   static constexpr int kBlocks = kFit < kMost ? kFit : kMost;
 };
 
-// Does nothing for about as long.
-#if defined(RANKONE_CUDA_EMULATION)
-void pause(std::uint32_t) {}
-#else
-__device__ __forceinline__ void pause(std::uint32_t nanoseconds) { __nanosleep(nanoseconds); }
-#endif
-
 // What the feeding warp does.
 template <class Format, int Columns, bool Delta, bool Separate>
 __device__ __forceinline__ void feed(const ScalarCall& c,

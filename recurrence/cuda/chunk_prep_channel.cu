@@ -80,33 +80,51 @@ __device__ __forceinline__ void load_columns(float (&out)[2][2], const float* ro
 }
 
 // Gates into shared memory as floats; zero beyond the rows and channels of the call. Asynchronous
-// where they are floats.
+// where they are floats. A thread keeps its columns and goes down the rows.
 template <class Format, int Columns>
 __device__ __forceinline__ void load_channels(Shared<Columns>& shared, const TwoKeyCall& call,
                                               std::int64_t first, int count, std::int64_t head) {
+  const int thread = static_cast<int>(threadIdx.x), channels = call.d_k;
   const std::int64_t stride = call.value_heads * call.d_k;
   const std::int64_t offset = first * stride + head * call.d_k;
   if (call.g.dtype == Dtype::f32) {
-    const float* const from = static_cast<const float*>(call.g.data) + offset;
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < 64 * Columns / 4; i += kThreads) {
-      const int row = i / (Columns / 4), column = i % (Columns / 4) * 4;
-      const bool valid = row < count && column < call.d_k;
-      copy_16(&shared.gates[row][column], from + (valid ? row * stride + column : 0), valid);
+    constexpr int kStep = kThreads / (Columns / 4);
+    const int start = thread / (Columns / 4), column = thread % (Columns / 4) * 4;
+    const auto* const base = static_cast<const float*>(call.g.data);
+    const float* from = base + offset + start * stride + column;
+    if (count == kChunkRows && channels >= Columns) {
+#pragma unroll
+      for (int i = 0; i < kChunkRows; i += kStep) {
+        copy_16(&shared.gates[start + i][column], from);
+        from += kStep * stride;
+      }
+      return;
+    }
+#pragma unroll 2
+    for (int i = 0; i < kChunkRows; i += kStep) {
+      const bool valid = start + i < count && column < channels;
+      copy_16(&shared.gates[start + i][column], valid ? from : base, valid);
+      from += kStep * stride;
     }
     return;
   }
-  const Format* const from = static_cast<const Format*>(call.g.data) + offset;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < 64 * Columns / 8; i += kThreads) {
-    const int row = i / (Columns / 8), column = i % (Columns / 8) * 8;
-    uint4 pairs = make_uint4(0, 0, 0, 0);
-    if (row < count && column < call.d_k) {
-      pairs = *reinterpret_cast<const uint4*>(from + row * stride + column);
+  constexpr int kStep = kThreads / (Columns / 8);
+  const int start = thread / (Columns / 8), column = thread % (Columns / 8) * 8;
+  const Format* const from = static_cast<const Format*>(call.g.data) + offset + column;
+  uint4 pairs[kChunkRows / kStep];
+#pragma unroll
+  for (int i = 0; i < kChunkRows / kStep; ++i) {
+    const int row = start + i * kStep;
+    pairs[i] = make_uint4(0, 0, 0, 0);
+    if (row < count && column < channels) {
+      pairs[i] = *reinterpret_cast<const uint4*>(from + row * stride);
     }
-    const float2 a = unpack<Format>(pairs.x), b = unpack<Format>(pairs.y);
-    const float2 c = unpack<Format>(pairs.z), d = unpack<Format>(pairs.w);
-    auto* const to = reinterpret_cast<float4*>(&shared.gates[row][column]);
+  }
+#pragma unroll
+  for (int i = 0; i < kChunkRows / kStep; ++i) {
+    const float2 a = unpack<Format>(pairs[i].x), b = unpack<Format>(pairs[i].y);
+    const float2 c = unpack<Format>(pairs[i].z), d = unpack<Format>(pairs[i].w);
+    auto* const to = reinterpret_cast<float4*>(&shared.gates[start + i * kStep][column]);
     to[0] = make_float4(a.x, a.y, b.x, b.y);
     to[1] = make_float4(c.x, c.y, d.x, d.y);
   }
@@ -231,10 +249,18 @@ struct Place {
     return reinterpret_cast<uint4*>(&shared.gates[first_row() + lane / 2][16 * k + 8 * which]) +
            lane % 2;
   }
-  __device__ uint4* left_in(unsigned char* tile, int k) const {
+  // Where this lane's row of a fragment of step k stands in a tile of keys, as ldmatrix and
+  // stmatrix want it for a left side of the warp's rows, or for a right side of the first 16: the
+  // place for step 0 and how the others differ from it.
+  __device__ int row_of_left() const {
     const int lane = 4 * g + t;
-    return reinterpret_cast<uint4*>(tile + T::place(first_row() + lane % 16, 2 * k + lane / 16));
+    return T::place(first_row() + lane % 16, lane / 16);
   }
+  __device__ int row_of_right() const {
+    const int lane = 4 * g + t;
+    return T::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  }
+  static __device__ int step(int row, int k) { return (row ^ (k % 4 * 32)) + k / 4 * T::kBlock; }
   // A fragment into this warp's rows of a tile of layout To.
   template <class To>
   __device__ void put_rows(unsigned char* tile, int k, const std::uint32_t (&value)[4]) const {
@@ -341,23 +367,22 @@ template <class Format, int Columns, bool Delta, bool SameKey>
 __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, SameKey>& at,
                                            const ChunkCall& c, unsigned char* record,
                                            std::uint32_t strong, Block& block, float (&own)[2][4]) {
-  using T = KeyTile<Columns>;
   using Out = Tile<64, Columns, false>;
-  const int m = at.first_row(), warp = at.warp;
+  const int m = at.first_row(), warp = at.warp, first = at.row_of_left();
   for (int k = 0; k < Columns / 16; ++k) {
-    const int column = 16 * k + 2 * at.t;
+    const int column = 16 * k + 2 * at.t, own_row = at.step(first, k);
     Elements prefix, suffix, query, write, erase;
     std::uint32_t raw[4], out[4];
-    load_a<T>(out, at.query(), m, k);
+    load_matrix_x4(out, at.query() + own_row);
     unpack_all<Format>(query, out);
-    load_a<T>(raw, at.write(), m, k);
+    load_matrix_x4(raw, at.write() + own_row);
     unpack_all<Format>(write, raw);
     if ((strong >> (k / 2) & 1) == 0) {
       mma_m16n8k16<Format>(own[0], out, raw[0], raw[2]);
       mma_m16n8k16<Format>(own[1], out, raw[1], raw[3]);
     }
     if constexpr (Delta && !SameKey) {
-      load_a<T>(raw, at.erase(), m, k);
+      load_matrix_x4(raw, at.erase() + own_row);
       unpack_all<Format>(erase, raw);
     }
     const Elements& read = SameKey ? write : erase;
@@ -427,18 +452,18 @@ __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, S
     if (warp == 3) {
       load_columns(factor, at.shared.skip[1], column);
       pack_product<Format>(out, query, prefix, factor);
-      put(at.left_in(at.query(), k), out);
+      put(reinterpret_cast<uint4*>(at.query() + own_row), out);
       if constexpr (Delta) {
         pack_product<Format>(out, read, prefix, factor);
-        put(at.left_in(at.write(), k), out);
+        put(reinterpret_cast<uint4*>(at.write() + own_row), out);
       }
     } else {
       pack_product<Format>(out, write, suffix);
-      at.template put_rows<T>(at.write(), k, out);
+      store_matrix_x4(at.write() + own_row, out);
       if (warp == 0) {
         load_columns(factor, at.shared.skip[0], column);
         pack_product<Format>(out, write, suffix, factor);
-        at.template put_rows<T>(at.query(), k, out);
+        store_matrix_x4(at.query() + own_row, out);
       }
     }
   }
@@ -448,20 +473,23 @@ __device__ __forceinline__ void scale_keys(const Place<Format, Columns, Delta, S
 template <int Warp, class Format, int Columns, bool Delta, bool SameKey>
 __device__ __forceinline__ void multiply_between(const Place<Format, Columns, Delta, SameKey>& at,
                                                  float (&p)[6][4], float (&a)[6][4]) {
-  using T = KeyTile<Columns>;
+  constexpr int kBlock = 16 * 128;  // bytes of 16 rows
+  const int first_left = at.row_of_left(), first_right = at.row_of_right();
 #pragma unroll 2
   for (int k = 0; k < Columns / 16; ++k) {
     std::uint32_t query[4], erase[4], far_query[4], far_erase[4], right[3][4];
     get(query, at.left(k, 0));
     if constexpr (Delta) get(erase, at.left(k, 1));
     if constexpr (Warp == 3) {
-      get(far_query, at.left_in(at.query(), k));
-      if constexpr (Delta) get(far_erase, at.left_in(at.write(), k));
+      get(far_query, reinterpret_cast<const uint4*>(at.query() + at.step(first_left, k)));
+      if constexpr (Delta)
+        get(far_erase, reinterpret_cast<const uint4*>(at.write() + at.step(first_left, k)));
     }
     // Columns of block 0 for the rows of block 1 stand in their own place, for those behind in q's.
-    load_b<T>(right[0], Warp == 1 ? at.write() : at.query(), 0, k);
-    if constexpr (Warp > 1) load_b<T>(right[1], at.write(), 16, k);
-    if constexpr (Warp > 2) load_b<T>(right[2], at.write(), 32, k);
+    const int row = at.step(first_right, k);
+    load_matrix_x4(right[0], (Warp == 1 ? at.write() : at.query()) + row);
+    if constexpr (Warp > 1) load_matrix_x4(right[1], at.write() + kBlock + row);
+    if constexpr (Warp > 2) load_matrix_x4(right[2], at.write() + 2 * kBlock + row);
 #pragma unroll
     for (int n = 0; n < 2 * Warp; ++n) {
       const bool far = Warp == 3 && n < 4;
@@ -477,20 +505,30 @@ std::size_t shared_bytes(bool delta, bool same_key) {
   return sizeof(Shared<Columns>) + KeyTile<Columns>::kBytes * (delta && !same_key ? 3 : 2);
 }
 
+// Blocks of a multiprocessor.
+template <int Columns>
+constexpr int kBlocks = Columns == 256   ? 1
+                        : Columns == 128 ? 3
+                                         : 4;
+
 template <class Format, int Columns, bool Delta, bool SameKey>
-__global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
-                                            : Columns == 128 ? 3
-                                                             : 4)
-    prepare_channel(const ChunkCall c) {
+__global__ void __launch_bounds__(kThreads, kBlocks<Columns>)
+    prepare_channel(const ChunkCall c, std::uint32_t multiprocessors) {
   static_assert(sizeof(Shared<Columns>) % 128 == 0);
   auto& shared = *reinterpret_cast<Shared<Columns>*>(shared_memory());
   const int thread = static_cast<int>(threadIdx.x), warp = warp_number(), lane = thread % 32;
   const Place<Format, Columns, Delta, SameKey> at{shared, shared_memory() + sizeof(Shared<Columns>),
                                                   warp, lane / 4, lane % 4};
   const TwoKeyCall& call = c.call;
+  // What all blocks want would arrive at the same time: the first of every multiprocessor, then the
+  // second, then the third.
+  if (const std::uint32_t at_once = kBlocks<Columns> * multiprocessors;
+      blockIdx.x < at_once && at_once < gridDim.x) {
+    pause(2000 * (blockIdx.x / multiprocessors));
+  }
   const auto heads = static_cast<std::uint32_t>(call.value_heads);
   const std::int64_t chunk = blockIdx.x / heads, head = blockIdx.x % heads;
-  const Span span = call.rows.span(chunk);
+  const Span span = span_of(call.rows, blockIdx.x / heads);
   const int count = span.count;
   unsigned char* const record = c.record(chunk, head);
 
@@ -597,10 +635,11 @@ __global__ void __launch_bounds__(kThreads, Columns == 256   ? 1
 }
 
 template <class Format, int Columns>
-void launch_columns(const ChunkCall& c, void* stream) {
+void launch_columns(const ChunkCall& c, int multiprocessors, void* stream) {
   const auto start = [&](auto kernel) {
     launch(kernel, c.call.rows.chunks * c.call.value_heads, kThreads,
-           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c);
+           shared_bytes<Columns>(c.call.delta, c.call.same_key), stream, c,
+           static_cast<std::uint32_t>(multiprocessors));
   };
   if (!c.call.delta) return start(prepare_channel<Format, Columns, false, false>);
   c.call.same_key ? start(prepare_channel<Format, Columns, true, true>)
@@ -608,22 +647,22 @@ void launch_columns(const ChunkCall& c, void* stream) {
 }
 
 template <class Format>
-void launch_format(const ChunkCall& c, void* stream) {
+void launch_format(const ChunkCall& c, int multiprocessors, void* stream) {
   switch (key_columns(c.call.d_k)) {
     case 64:
-      return launch_columns<Format, 64>(c, stream);
+      return launch_columns<Format, 64>(c, multiprocessors, stream);
     case 128:
-      return launch_columns<Format, 128>(c, stream);
+      return launch_columns<Format, 128>(c, multiprocessors, stream);
     default:
-      return launch_columns<Format, 256>(c, stream);
+      return launch_columns<Format, 256>(c, multiprocessors, stream);
   }
 }
 
 }  // namespace
 
-void launch_chunk_prep_channel(const ChunkCall& call, const ChunkPrepDevice&, void* stream) {
-  call.call.format == Dtype::bf16 ? launch_format<bf16>(call, stream)
-                                  : launch_format<f16>(call, stream);
+void launch_chunk_prep_channel(const ChunkCall& call, const ChunkPrepDevice& device, void* stream) {
+  (call.call.format == Dtype::bf16 ? launch_format<bf16>
+                                   : launch_format<f16>)(call, device.multiprocessors, stream);
 }
 
 }  // namespace rankone::recurrence::cuda
