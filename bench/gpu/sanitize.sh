@@ -5,8 +5,11 @@
 #
 #     bench/gpu/sanitize.sh BUILD/tests/cuda/rankone_cuda_test [TOOL ...]
 #
-# racecheck reports kernels that are right (racecheck_patterns.cu; docs/kernel-notes.md, Errors and checks).
-# Prints one line per tool and path and, where a tool finds something, the first of it.
+# JOBS=n runs n parts of the tests of a tool and path at a time (racecheck works on the CPU);
+# COMPUTE_SANITIZER names another program than the one in the PATH. racecheck still reports kernels that
+# are right: up to version 2025.3 on both paths, 2026.4 (pip download nvidia-cuda-sanitizer-api==13.5.25)
+# on Hopper's alone (racecheck_patterns.cu; docs/kernel-notes.md, Errors and checks).
+# Prints one line per tool, path and part and, where a tool finds something, the first of it.
 set -u
 refuse() {
   echo "sanitize.sh: $1" >&2
@@ -24,7 +27,10 @@ for tool in "${tools[@]}"; do
   esac
 done
 [ -x "$test" ] || refuse "'$test' is no program (BUILD/tests/cuda/rankone_cuda_test)"
-command -v compute-sanitizer >/dev/null || refuse "compute-sanitizer is not in the PATH (it comes with the CUDA toolkit)"
+sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer} jobs=${JOBS:-1}
+command -v "$sanitizer" >/dev/null || refuse "$sanitizer is not in the PATH (it comes with the CUDA toolkit)"
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || refuse "JOBS is '$jobs', not a number of processes"
+"$sanitizer" --version | tail -1
 
 cases=
 for name in packed_bf16 packed_f16 packed_f32 packed_channel_bf16 packed_channel_f16 packed_channel_f32 \
@@ -40,24 +46,35 @@ for suite in CudaLonghorn CudaMesa CudaPrecondition CudaDecay CudaGain; do
   others=$others:Settings/$suite.*/0:Settings/$suite.*/3:Settings/$suite.*/5:Settings/$suite.*/8
 done
 
+# One part of the tests: part TOOL PATH NUMBER
+part() {
+  local tool=$1 path=$2 number=$3 filter log start status seconds
+  filter=${cases#:}
+  [ "$path" = sm90a ] && filter=$filter:$others
+  log=$(mktemp)
+  start=$(date +%s.%N)
+  RANKONE_CUDA_PATH=$path GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$number "$sanitizer" --tool "$tool" \
+    --error-exitcode 9 --print-limit 20 "$test" --gtest_brief=1 --gtest_filter="$filter" >"$log" 2>&1
+  status=$?
+  seconds=$(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $start }")
+  echo "$tool, $path, $((number + 1)) of $jobs: status $status, $seconds s;" \
+    "$(grep -o '[0-9]* tests\? from .* ran' "$log" | tail -1); $(grep -E 'SUMMARY' "$log" | tail -1 | sed 's/=*//')"
+  [ $status -eq 0 ] || grep -v '^Running main' "$log" | head -40
+  rm -f "$log"
+  return $status
+}
+
 failed=0
 for tool in "${tools[@]}"; do
   for path in sm90a mma; do
-    filter=${cases#:}
-    [ $path = sm90a ] && filter=$filter:$others
-    log=$(mktemp)
-    start=$(date +%s.%N)
-    RANKONE_CUDA_PATH=$path compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-      "$test" --gtest_brief=1 --gtest_filter="$filter" >"$log" 2>&1
-    status=$?
-    seconds=$(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $start }")
-    echo "$tool, $path: status $status, $seconds s; $(grep -o '[0-9]* tests from .* ran' "$log" | tail -1);" \
-      "$(grep -E 'SUMMARY' "$log" | tail -1 | sed 's/=*//')"
-    if [ $status -ne 0 ]; then
-      failed=1
-      grep -v '^Running main' "$log" | head -40
-    fi
-    rm -f "$log"
+    running=()
+    for ((number = 0; number < jobs; ++number)); do
+      part "$tool" "$path" "$number" &
+      running+=($!)
+    done
+    for process in "${running[@]}"; do
+      wait "$process" || failed=1
+    done
   done
 done
 exit $failed
