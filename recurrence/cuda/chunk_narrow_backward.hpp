@@ -176,6 +176,7 @@ __device__ __forceinline__ void scan_back_state(const NarrowBackward& scan,
   using Error = typename Back::Error;
   constexpr int kWorkers = Back::kWorkers;
   constexpr int kHalf = N / 2, kPairs = kHalf / 8;
+  constexpr bool kApart = sums_apart(Scaled, Delta);
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   const NarrowTask& task = block.task;
@@ -214,16 +215,21 @@ __device__ __forceinline__ void scan_back_state(const NarrowBackward& scan,
   for (int index = task.chunks - 1; index >= 0; --index) {
     unsigned char* const stage = shared + turns.stage() * block.stage_bytes;
     std::uint32_t query[4][4], erase[4][4];
+    [[maybe_unused]] float sums[kApart ? kHalf : 1];
     turns.await(block.barriers.ahead);
     fetch_transposed<Key>(query, stage + Stage::kQuery, 64 * group);
     if constexpr (Scaled) {
       scale_rows(state, numbers_of(stage + Stage::kKeep + 256 * group));
-    } else {
+    } else if constexpr (!kApart) {
       const float keep = *reinterpret_cast<const float*>(stage + Stage::kKeep);
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) state[i] *= keep;
     }
-    multiply_fragments<Engine, Value, true>(state, query, stage + Stage::kValue, false);
+    if constexpr (kApart) {
+      multiply_fragments<Engine, Value, true>(sums, query, stage + Stage::kValue, true);
+    } else {
+      multiply_fragments<Engine, Value, true>(state, query, stage + Stage::kValue, false);
+    }
     states.take(step);
     if constexpr (Delta) {
       fetch_transposed<Key>(erase, stage + Stage::erase(call.same_key), 64 * group);
@@ -236,7 +242,12 @@ __device__ __forceinline__ void scan_back_state(const NarrowBackward& scan,
       barrier_sync(kReadBarrier, kWorkers);
     }
     Engine::template wait<0>();
-    Engine::hold(state);
+    if constexpr (kApart) {
+      Engine::hold(sums);
+      add_sums(state, sums, stage + Stage::kKeep);
+    } else {
+      Engine::hold(state);
+    }
     if (index > 0) publish();
     turns.advance();
   }

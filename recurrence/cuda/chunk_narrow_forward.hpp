@@ -150,6 +150,7 @@ __device__ __forceinline__ void scan_state(const NarrowForward& scan, const Narr
   using Key = typename Stage::Key;
   using Rows = typename Forth::Rows;
   constexpr int kHalf = N / 2;
+  constexpr bool kApart = sums_apart(Scaled, Delta);
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   const int bytes = Stage::bytes(call.same_key), group = group_number();
@@ -184,7 +185,7 @@ __device__ __forceinline__ void scan_state(const NarrowForward& scan, const Narr
     fetch_transposed<Key>(write, stage + Stage::kWrite, 64 * group);
     if constexpr (Scaled) {
       scale_rows(state, numbers_of(stage + Stage::kKeep + 256 * group));
-    } else {
+    } else if constexpr (!kApart) {
       const float keep = *reinterpret_cast<const float*>(stage + Stage::kKeep);
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) state[i] *= keep;
@@ -192,9 +193,17 @@ __device__ __forceinline__ void scan_state(const NarrowForward& scan, const Narr
     states.take(step);
     turns.await_next(barriers.full, more);
     barrier_sync(kUpdateBarrier, Forth::kWorkers);
-    multiply_fragments<Engine, Rows, false>(state, write, own + Forth::kUpdate, false);
-    Engine::template wait<0>();
-    Engine::hold(state);
+    if constexpr (kApart) {
+      float sums[kHalf];
+      multiply_fragments<Engine, Rows, false>(sums, write, own + Forth::kUpdate, true);
+      Engine::template wait<0>();
+      Engine::hold(sums);
+      add_sums(state, sums, stage + Stage::kKeep);
+    } else {
+      multiply_fragments<Engine, Rows, false>(state, write, own + Forth::kUpdate, false);
+      Engine::template wait<0>();
+      Engine::hold(state);
+    }
     if (more) publish();
     turns.advance();
   }

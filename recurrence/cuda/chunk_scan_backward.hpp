@@ -87,6 +87,8 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     for (int k = 0; k < 4; ++k) {
       load_a_transposed<typename Stage::Value>(right[k], values, 16 * group_warp(), k);
     }
+    constexpr bool kApart = sums_apart(Scaled, Delta);
+    [[maybe_unused]] float sums[kApart ? DK / 2 : 1];
     float carried[32];  // D W^^T, then gain dU, then dV
     float local[32];    // dO P
     Engine::begin();
@@ -129,12 +131,17 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     Engine::template wait<0>();
     Engine::hold(carried);
     Engine::hold(local);
-    decay_state<DK, Scaled>(state, stage + Stage::kKeep);
+    if constexpr (!kApart) decay_state<DK, Scaled>(state, stage + Stage::kKeep);
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Engine::template multiply<typename Stage::Key, true>(state, query[k], stage + Stage::kQuery,
-                                                           k, false);
+      if constexpr (kApart) {
+        Engine::template multiply<typename Stage::Key, true>(sums, query[k], stage + Stage::kQuery,
+                                                             k, k == 0);
+      } else {
+        Engine::template multiply<typename Stage::Key, true>(state, query[k], stage + Stage::kQuery,
+                                                             k, false);
+      }
     }
     Engine::commit();
 #pragma unroll
@@ -167,7 +174,12 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     }
     Engine::template wait<0>();
     Engine::hold(carried);
-    Engine::hold(state);
+    if constexpr (kApart) {
+      Engine::hold(sums);
+      add_sums(state, sums, stage + Stage::kKeep);
+    } else {
+      Engine::hold(state);
+    }
     if constexpr (Delta) {
       if (precise) {
         add_rest<Format, typename Stage::Value, typename Stage::Square, true>(

@@ -299,9 +299,11 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
           put_rows<typename Stage::Value>(right, values);
         }
       }
-    } else {
+    } else if constexpr (Scaled) {
       decay_state<DK, Scaled>(state, stage + Stage::kKeep);
     }
+    constexpr bool kApart = sums_apart(Scaled, Delta);
+    [[maybe_unused]] float sums[kApart ? DK / 2 : 1];
     std::uint32_t update[4][4];  // out U
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -315,17 +317,28 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
             pack<Format>(out.x * error[4 * n + 2 * j], out.y * error[4 * n + 2 * j + 1]);
       }
     }
+    if constexpr (Output && kApart) {  // no earlier: registers are short
+      Engine::template wait<0>();
+      Engine::hold(seen);
+    }
     Engine::begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      Engine::template multiply<typename Stage::Key, true>(state, update[k], stage + Stage::kWrite,
-                                                           k, false);
+      if constexpr (kApart) {
+        Engine::template multiply<typename Stage::Key, true>(sums, update[k], stage + Stage::kWrite,
+                                                             k, k == 0);
+      } else {
+        Engine::template multiply<typename Stage::Key, true>(state, update[k],
+                                                             stage + Stage::kWrite, k, false);
+      }
     }
     Engine::commit();
     if constexpr (Output) {
       round_to<Format>(right, error);  // U
-      Engine::template wait<1>();
-      Engine::hold(seen);
+      if constexpr (!kApart) {
+        Engine::template wait<1>();
+        Engine::hold(seen);
+      }
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const float2 in = pair_of(stage + Stage::kIn, n);
@@ -344,7 +357,12 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     }
     turns.ahead(index + 1 < task.end);
     Engine::template wait<0>();
-    Engine::hold(state);
+    if constexpr (kApart) {
+      Engine::hold(sums);
+      add_sums(state, sums, stage + Stage::kKeep);
+    } else {
+      Engine::hold(state);
+    }
     if constexpr (Output) {
       Engine::hold(seen);
       round_to<Format>(right, seen);

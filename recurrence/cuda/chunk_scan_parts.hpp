@@ -141,6 +141,20 @@ __device__ __forceinline__ float2 pair_of(const unsigned char* row, int n) {
                                           4 * (8 * n + 2 * static_cast<int>(threadIdx.x % 4)));
 }
 
+// Whether the sums of a chunk are added to the state, or to its cotangent, at once: the tensor
+// cores round every 16 rows, and an additive scan whose decay is not in its keys rounds nothing
+// else.
+__host__ __device__ constexpr bool sums_apart(bool scaled, bool delta) { return !scaled && !delta; }
+
+// The state is decayed here then, without channel decay.
+template <int Count>
+__device__ __forceinline__ void add_sums(float (&state)[Count], const float (&sums)[Count],
+                                         const unsigned char* keep) {
+  const float factor = *reinterpret_cast<const float*>(keep);
+#pragma unroll
+  for (int i = 0; i < Count; ++i) state[i] = fmaf(factor, state[i], sums[i]);
+}
+
 // A state over a chunk: its columns times `keep`, which without channel decay are all the same.
 template <int DK, bool Scaled>
 __device__ __forceinline__ void decay_state(float (&state)[DK / 2], const unsigned char* keep) {

@@ -125,9 +125,28 @@ __device__ __forceinline__ void put_gate(void* data, Dtype dtype, std::int64_t a
     static_cast<f16*>(data)[at] = narrow<f16>(value);
   }
 }
-// The factor of a log decay. A factor beyond float32 stays finite: on a state that is zero it must
-// leave zero.
-__device__ __forceinline__ float decay_factor(float g) { return expf(fminf(g, 88.0F)); }
+// The factor of a log decay, exp(g): within a unit in the last place, and as good as correctly
+// rounded for a weak decay. All elements of a state share the product of its factors, over many
+// tokens where decay is weak, so there an error with a preferred side (that of ex2.approx) adds up.
+// A factor beyond float32 stays finite: on a state that is zero it must leave zero. Factors below
+// 2^-126 are zero; a NaN stays one.
+__device__ __forceinline__ float token_decay(float g) {
+  constexpr float kLeast = -87.33654F, kMost = 88.0F;
+  constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to whole numbers
+  const float exponent = g > kMost ? kMost : g;
+  // = n ln 2 + r with |r| <= ln 2 / 2
+  const float whole = fmaf(exponent, 1.44269504F, kMagic), n = whole - kMagic;
+  const float r = fmaf(n, 1.90465421e-9F, fmaf(n, -0.693147182F, exponent));
+  // (exp(r) - 1 - r) / r^2, interpolated in the Chebyshev points of degree 6.
+  float p = fmaf(1.98909809e-4F, r, 1.39336410e-3F);
+  p = fmaf(p, r, 8.33331093e-3F);
+  p = fmaf(p, r, 4.16664650e-2F);
+  p = fmaf(p, r, 1.66666667e-1F);
+  p = fmaf(p, r, 5.00000001e-1F);
+  const float power = bits_to_float((float_to_bits(whole) << 23) + 0x3f800000U);  // 2^n
+  const float factor = (1.0F + fmaf(r * r, p, r)) * power;
+  return exponent < kLeast ? 0.0F : factor;
+}
 
 // ---- Tokens on their way to shared memory ------------------------------------------------------
 
@@ -281,7 +300,7 @@ class Feed {
         e[t] = valid && call_.delta ? widen(e_[t][m]) : 0.0F;
         decay[t] = 1.0F;
         if (call_.gate != GateKind::none) {
-          const float factor = decay_factor(gate_value(call_.g.dtype, g_[t][m]));
+          const float factor = token_decay(gate_value(call_.g.dtype, g_[t][m]));
           decay[t] = t < count ? factor : 1.0F;
         }
       }

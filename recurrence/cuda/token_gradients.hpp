@@ -71,9 +71,9 @@ __global__ void __launch_bounds__(256)
     const std::int64_t gate = (first + i) * call.value_heads + head;
     float factor = 1.0F;
     if (has_key && call.gate == GateKind::channel) {
-      factor = decay_factor(gate_value(call.g.dtype, gate_bits(call.g, gate * d_k + thread)));
+      factor = token_decay(gate_value(call.g.dtype, gate_bits(call.g, gate * d_k + thread)));
     } else if (call.gate == GateKind::scalar) {
-      factor = decay_factor(gate_value(call.g.dtype, gate_bits(call.g, gate)));
+      factor = token_decay(gate_value(call.g.dtype, gate_bits(call.g, gate)));
     }
     decay[i * keys] = factor;
   }

@@ -66,7 +66,7 @@ __device__ __forceinline__ void stage_tokens(const TwoKeyCall& call, const Place
       const float query = has_key ? widen(q[t]) : 0.0F, write = has_key ? widen(w[t]) : 0.0F;
       const float erase = has_key && call.delta ? widen(e[t]) : 0.0F;
       float decay = 1.0F;
-      if (call.gate != GateKind::none) decay = decay_factor(gate_value(call.g.dtype, g[t]));
+      if (call.gate != GateKind::none) decay = token_decay(gate_value(call.g.dtype, g[t]));
       token[0] = decay * query;
       token[L::kKeys] = decay * erase;
       token[2 * L::kKeys] = write;

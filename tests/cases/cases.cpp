@@ -24,6 +24,7 @@ std::vector<Case> make_cases() {
       {.name = "none", .gate = none, .time = 150, .d_k = 48, .d_v = 40},
       {.name = "channel", .gate = channel, .batch = 2, .time = 150, .heads = 2, .value_heads = 2},
       {.name = "additive_none", .gate = none, .time = 100, .delta = false},
+      {.name = "additive_no_gain", .gate = none, .gains = Gains::none, .time = 200, .delta = false},
       {.name = "additive_scalar", .gate = scalar, .time = 131, .d_v = 64, .delta = false},
       {.name = "additive_channel", .gate = channel, .time = 131, .d_k = 40, .delta = false},
       {.name = "two_keys_none", .gate = none, .time = 97, .two_keys = true},

@@ -51,21 +51,21 @@ Tensor by_head(const Tensor& tensor) {
 }
 
 testing::AssertionResult within_plain(const std::string& name, const Tensor& result,
-                                      const Tensor& plain, const Tensor& expected, double excess) {
+                                      const Tensor& plain, const Tensor& expected) {
   const Errors mine = errors_of(result, expected);
   const Errors theirs = errors_of(plain, expected);
   if (!mine.finite) return testing::AssertionFailure() << name << " is not finite";
   // Half a unit in the last place of the expected values: no float32 result is promised to be
   // closer, and where the plain one is exact by luck twice its error would be nothing.
   const double rounding = 0x1p-24 * mine.reference_rms;
-  const double allowed = 2 * excess * std::max(theirs.rms, rounding);
+  const double allowed = 2 * std::max(theirs.rms, rounding);
   if (mine.rms > allowed) {
     return testing::AssertionFailure()
            << name << ": RMS error " << mine.rms << ", at most " << allowed << " (values of RMS "
            << mine.reference_rms << ")";
   }
   for (std::size_t row = 0; row < mine.rows.size(); ++row) {
-    const double most = 4 * excess * std::max({theirs.rows[row], theirs.rms, rounding});
+    const double most = 4 * std::max({theirs.rows[row], theirs.rms, rounding});
     if (mine.rows[row] > most) {
       return testing::AssertionFailure() << name << ": RMS error " << mine.rows[row] << " in row "
                                          << row << ", at most " << most;

@@ -28,11 +28,8 @@ Tensor by_head(const Tensor& tensor);
 // The rule of the developers' page: at most twice the error of the plain implementation over the
 // tensor, and in every row at most four times the larger of its error in that row and its RMS error
 // over the tensor.
-// `excess`: by how much a result is known to miss the rule (1: not at all); a test that says more
-// says why.
 testing::AssertionResult within_plain(const std::string& name, const Tensor& result,
-                                      const Tensor& plain, const Tensor& expected,
-                                      double excess = 1.0);
+                                      const Tensor& plain, const Tensor& expected);
 
 // Prints, after a failure, the command that repeats the present test alone. For TearDown().
 void print_repeat();

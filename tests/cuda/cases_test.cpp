@@ -42,29 +42,6 @@ std::vector<FormatCase> format_cases() {
   return list;
 }
 
-// Known misses of the rule, by how much, and the tensor.
-struct Excess {
-  std::string_view test, tensor;
-  double factor;
-};
-constexpr Excess kExcess[] = {
-    // Exact products: what is left is the order of float32 sums. The kernels add every 16 rows to
-    // the
-    // state, the plain implementation 64; relative errors of 2e-7 (1.7 and 2.0 times over on a
-    // GPU).
-    {"additive_none_bf16", "d initial_state", 2.2},
-    {"additive_none_f16", "d initial_state", 2.3},
-    // On a GPU only: relative errors of 4e-7, which all rows share, of one decay a head and chunk.
-    {"width_100_f32", "d initial_state", 1.2},
-    {"width_192_by_5_f32", "d initial_state", 1.3},
-};
-double excess_of(const std::string& test, const std::string& tensor) {
-  for (const Excess& excess : kExcess) {
-    if (excess.test == test && excess.tensor == tensor) return excess.factor;
-  }
-  return 1.0;
-}
-
 // Whether a tensor of a draw keeps the rule.
 struct Verdict {
   std::string tensor;
@@ -142,7 +119,6 @@ class CudaCases : public testing::TestWithParam<FormatCase> {
     // As tests/recurrence/cases_two_key_test.cpp has it.
     constexpr std::int64_t kFew = 64;
     const bool few = result.count() < kFew || result.dim(-1) == 1;
-    const double excess = excess_of(GetParam().name(), name);
     const auto at_most = [&](double allowed) {
       const double error = relative_error(result, expected);
       if (error <= allowed) return testing::AssertionSuccess();
@@ -150,15 +126,15 @@ class CudaCases : public testing::TestWithParam<FormatCase> {
              << name << ": relative error " << error << ", at most " << allowed;
     };
     if (format() != Dtype::f32 && few) {
-      verdicts.push_back({name, at_most(excess * std::max(2 * relative_error(plain, expected),
-                                                          0.5 * spacing(format())))});
+      verdicts.push_back(
+          {name, at_most(std::max(2 * relative_error(plain, expected), 0.5 * spacing(format())))});
     } else if (format() == Dtype::f32 && (c.bound > 0 || few)) {
       verdicts.push_back({name, at_most(std::max(c.bound, few ? 2e-5 : 0.0))});
     } else if (c.keys == Keys::identical && c.gains == Gains::two) {
       // Ill-conditioned: its rows scatter (up to 1.7 times over), its tensors do not.
       verdicts.push_back({name, at_most(2 * relative_error(plain, expected))});
     } else {
-      verdicts.push_back({name, within_plain(name, result, plain, expected, excess)});
+      verdicts.push_back({name, within_plain(name, result, plain, expected)});
     }
   }
 
