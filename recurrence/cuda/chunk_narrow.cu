@@ -46,9 +46,8 @@ bool takes_narrow_back(const TwoKeyCall& call, std::int64_t chunks, int multipro
   const double chunk = call.d_k <= 64 ? 1.05 : 1.35;
   constexpr double kStart = 8.0;
   // What the other scans take more, with fewer chunks on the way, where tiles are more.
-  const double more = call.gate == GateKind::channel ? 1.5
-                      : call.delta && !call.same_key ? 1.4
-                                                     : 1.0;
+  const bool separate = call.gate == GateKind::channel || (call.delta && !call.same_key);
+  const double more = separate ? 1.2 : 1.0;
   cluster = call.d_v > kNarrowColumns ? 2 : 1;
   const std::int64_t blocks = narrow_blocks(call, value_tiles(call.d_v) * kValueTile, cluster);
   const std::int64_t at_once = multiprocessors / cluster * cluster;

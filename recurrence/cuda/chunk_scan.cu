@@ -32,6 +32,7 @@ ScanForward maps_scan(const ChunkCall& chunk, const ScanTensors& tensors, const 
   ScanForward scan = forward_scan(chunk, tensors, segments);
   scan.chunk.states = nullptr;
   scan.segments.starts = nullptr;  // from zero
+  scan.segments.maps = nullptr;
   scan.range.to = segments.count - 1;
   scan.range.maps = true;
   scan.maps = maps;

@@ -20,6 +20,9 @@ struct Segments {
   // null for one segment. The scan reads those of segments 1 and up; the first starts from the
   // call's initial state.
   const float* starts = nullptr;
+  // The maps (SegmentMaps::m), if the scan is to carry states to the starts of segments itself;
+  // then what segment s - 1 adds stands in place s of `starts`. Calls with outputs, wgmma.
+  const void* maps = nullptr;
 };
 
 // What becomes of the state at the end of a segment, of all segments but the last.

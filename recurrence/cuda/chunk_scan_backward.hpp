@@ -43,7 +43,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
     Engine::template give_registers<kFeedRegistersBack>();
     feed_scan<DK, Scaled, Delta, true, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
                                                bytes, scan.back.d_o,
-                                               scan.maps ? nullptr : scan.back.d_v, true);
+                                               scan.maps ? nullptr : scan.back.d_v, true, {}, 0);
     return;
   }
   Engine::template take_registers<kGroupRegistersBack>();

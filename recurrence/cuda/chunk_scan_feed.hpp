@@ -273,14 +273,19 @@ __device__ __forceinline__ void clear_beyond(unsigned char* stage, bool same_key
 
 // What the four feeding warps do with the copy engine. `load(stage, index)` and `values(stage,
 // index)` issue copies, by one lane; `store(stage, index)` takes a result away, from the place of
-// the values.
-template <class Load, class Values, class Store>
+// the values. Before the chunks come `parts` others, by part(stage, number).
+template <class Part, class Load, class Values, class Store>
 __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stages, int begin,
-                                          int count, int step, Load&& load, Values&& values,
-                                          Store&& store) {
+                                          int count, int step, int parts, Part&& part, Load&& load,
+                                          Values&& values, Store&& store) {
   const bool leads = feeder_thread() == 0;
+  count += parts;
+  begin -= parts * step;
   for (int number = 0; number < count && number < stages; ++number) {
-    if (leads) {
+    if (!leads) continue;
+    if (number < parts) {
+      part(number, number);
+    } else {
       load(number, begin + number * step);
       values(number, begin + number * step);
     }
@@ -288,16 +293,20 @@ __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stag
   Turn turn;
   for (int number = 0; number < count; ++number) {
     mbarrier_wait(barriers.done + turn.stage, turn.parity);
-    const bool more = number + stages < count;
-    if (more && leads) {
+    const int next = number + stages;
+    if (next < count && leads) {
       fence_async();
-      load(turn.stage, begin + (number + stages) * step);
+      if (next < parts) {
+        part(turn.stage, next);
+      } else {
+        load(turn.stage, begin + next * step);
+      }
     }
-    store(turn.stage, begin + number * step);
-    if (more) {
+    if (number >= parts) store(turn.stage, begin + number * step);
+    if (next < count) {
       fence_async();
       barrier_sync(kFeederBarrier, kGroup);
-      if (leads) values(turn.stage, begin + (number + stages) * step);
+      if (leads && next >= parts) values(turn.stage, begin + next * step);
     }
     turn = turn.next(stages);
   }

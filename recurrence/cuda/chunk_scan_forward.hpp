@@ -23,14 +23,19 @@ struct ScanForward {
   int groups = 1;  // of a block that have a tile, at most
 };
 
-// Brings the chunks of a task, in order or from the last to the first, and takes the rows that the
-// groups leave in the tiles of their values to `result` ([R, HV, V], may be null). By the four
-// warps behind the groups.
+// How many maps carry a state to the start of a segment.
+__device__ __forceinline__ int maps_before(const Segments& segments, const ScanTask& task) {
+  return segments.maps != nullptr && task.segment > 1 ? task.segment - 1 : 0;
+}
+
+// Brings `maps` maps, from that of the second segment on, and the chunks of a task, in order or
+// from the last to the first, and takes the rows that the groups leave in the tiles of their values
+// to `result` ([R, HV, V], may be null). By the four warps behind the groups.
 template <int DK, bool Scaled, bool Delta, bool Seen, class Engine>
 __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTensors& tensors,
                                           const ScanTask& task, const ScanBarriers& barriers,
                                           int stages, int bytes, const void* value, void* result,
-                                          bool back) {
+                                          bool back, const Segments& segments, int maps) {
   using Stage = ScanStage<DK, Scaled, Delta, Seen>;
   using Value = typename Stage::Value;
   const TwoKeyCall& call = chunk.call;
@@ -52,7 +57,17 @@ __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTens
   const int first = back ? task.end - 1 : task.begin, step = back ? -1 : 1;
   if constexpr (Engine::kBulk) {
     feed_bulk(
-        barriers, stages, first, task.end - task.begin, step,
+        barriers, stages, first, task.end - task.begin, step, maps * (DK / 64),
+        [&](int stage, int number) {
+          const auto bytes_of_part = static_cast<std::uint32_t>(2 * map_tile_bytes(DK));
+          const unsigned char* const from =
+              static_cast<const unsigned char*>(segments.maps) +
+              ((task.sequence * call.value_heads + task.head) * segments.count + 1) *
+                  map_bytes(DK) +
+              number * std::int64_t{bytes_of_part};
+          mbarrier_arrive_expect(barriers.arrived + stage, bytes_of_part);
+          copy_bulk(shared + stage * bytes, from, bytes_of_part, barriers.arrived + stage);
+        },
         [&](int stage, int index) {
           load_bulk<DK, Scaled, Delta, Seen>(chunk, tensors, task, shared + stage * bytes, index,
                                              barriers.arrived + stage);
@@ -144,9 +159,10 @@ __device__ __forceinline__ void load_state(float (&state)[DK / 2], const ScanFor
   if (task.segment == 0 && call.initial_state != nullptr) {
     read_state<DK>(state, call.initial_state + place.head * size, place.column, call.d_k, call.d_v);
   } else if (task.segment > 0 && scan.segments.starts != nullptr) {
-    read_transposed<DK>(
-        state, scan.segments.starts + (place.head * scan.segments.count + task.segment) * size,
-        place.column, call.d_k, call.d_v);
+    const int segment = scan.segments.maps != nullptr ? 1 : task.segment;
+    read_transposed<DK>(state,
+                        scan.segments.starts + (place.head * scan.segments.count + segment) * size,
+                        place.column, call.d_k, call.d_v);
   } else {
 #pragma unroll
     for (int i = 0; i < DK / 2; ++i) state[i] = 0.0F;
@@ -178,6 +194,51 @@ __device__ __forceinline__ void store_state(const float (&state)[DK / 2], const 
   }
 }
 
+// Carries a state from the start of the second segment to that of the task's: S_{s+1} = M_s S_s +
+// H_s. Both sides of the product are two bf16 numbers each, the low ones multiplied with the high
+// ones only: what is left out is 2^-16 of a product, far below the rounding of the state in a
+// chunk.
+template <int DK, class Turns>
+__device__ __forceinline__ void carry_state(float (&state)[DK / 2], const ScanForward& scan,
+                                            const ScanTask& task, int maps, Turns& turns,
+                                            const unsigned char* shared, int bytes,
+                                            std::int64_t head, int column) {
+  using Engine = WgmmaEngine<bf16>;
+  using Map = Tile<64, DK, false>;
+  const TwoKeyCall& call = scan.chunk.call;
+#pragma unroll 1
+  for (int map = 1; map <= maps; ++map) {
+    std::uint32_t high[DK / 16][4], low[DK / 16][4];
+    round_to<bf16>(high, state);
+    rest_of<bf16>(low, state, high);
+    float added[DK / 2];  // comes while products run
+    read_transposed<DK>(added,
+                        scan.segments.starts + (head * scan.segments.count + map + 1) *
+                                                   (static_cast<std::int64_t>(call.d_k) * call.d_v),
+                        column, call.d_k, call.d_v);
+#pragma unroll
+    for (int part = 0; part < DK / 64; ++part) {
+      const unsigned char* const stage = shared + turns.stage() * bytes;
+      Engine::begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const auto& left = high[4 * part + k];
+        Engine::template multiply<Map, true>(state, low[4 * part + k], stage, k,
+                                             part == 0 && k == 0);
+        Engine::template multiply<Map, true>(state, left, stage + Map::kBytes, k, false);
+        Engine::template multiply<Map, true>(state, left, stage, k, false);
+      }
+      Engine::commit();
+      turns.ahead(map < maps || part + 1 < DK / 64 || task.end > task.begin);
+      Engine::template wait<0>();
+      Engine::hold(state);
+      turns.finish();
+    }
+#pragma unroll
+    for (int i = 0; i < DK / 2; ++i) state[i] += added[i];
+  }
+}
+
 template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
 __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
   using Block = ScanBlock<Engine>;
@@ -198,7 +259,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
     const void* const value = task.values > 0 ? call.v : nullptr;
     void* const result = Output ? call.o : Delta && task.values > 0 ? scan.z : nullptr;
     feed_scan<DK, Scaled, Delta, Output, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
-                                                 bytes, value, result, false);
+                                                 bytes, value, result, false, scan.segments,
+                                                 Output ? maps_before(scan.segments, task) : 0);
     return;
   }
   Engine::template take_registers<kGroupRegisters>();
@@ -208,7 +270,12 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   load_state<DK>(state, scan, task, StatePlace(call, task, group));
   const std::uint32_t mask = group >= task.values ? 0U : ~0U;  // for the values
   StageTurns<Engine> turns(barriers, scan.stages);
-  turns.first(task.end > task.begin);
+  const int maps = Output && Engine::kBulk ? maps_before(scan.segments, task) : 0;
+  turns.first(maps > 0 || task.end > task.begin);
+  if constexpr (Output && Engine::kBulk) {
+    const StatePlace place(call, task, group);
+    carry_state<DK>(state, scan, task, maps, turns, shared, bytes, place.head, place.column);
+  }
   for (int index = task.begin; index < task.end; ++index) {
     unsigned char* const stage = shared + turns.stage() * bytes;
     unsigned char* const values = stage + Stage::value(call.same_key, group);

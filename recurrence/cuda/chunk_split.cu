@@ -221,14 +221,14 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   constexpr int kMost = 16, kFewestChunks = 4;
   // Microseconds on an H200 with 128 x 128: a chunk of a block of one tile or two, in a scan
   // without outputs, with outputs, and in one of both directions; a kernel besides its chunks; the
-  // kernel between, and a step of it; and the reads and writes of a chunk and tile while all
-  // multiprocessors are busy, alone in a block or not.
+  // kernel between, and a step of it or of a scan that carries its state itself; and the reads and
+  // writes of a chunk and tile while all multiprocessors are busy, alone in a block or not.
   struct Chunk {
     double tile, pair, tile_moved, pair_moved;
   };
-  constexpr Chunk kState{0.97, 1.31, 0.0, 0.0}, kOutput{1.14, 1.92, 0.0131, 0.0104};
+  constexpr Chunk kState{0.97, 1.31, 0.0, 0.0}, kOutput{1.14, 1.92, 0.0120, 0.0104};
   constexpr Chunk kBack{1.47, 2.37, 0.0141, 0.0141}, kBackMaps{1.47, 2.37, 0.0, 0.0};
-  constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3;
+  constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3, kCarry = 1.5;
   const std::int64_t heads = sequences * value_heads;
   const int values = value_tiles(d_v);
   const auto blocks = [](int count, int tiles) { return (count + tiles - 1) / tiles; };
@@ -264,7 +264,9 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
                       first * std::int64_t{blocks(values, tiles)} + others * blocks(both, tiles),
                       0};
     if (plan.count == 1) return time(length, {scans(1)});
-    const double between = plan.count > 2 ? kBetween + kStep * others : 0.0;
+    const double between = plan.count < 3 ? 0.0
+                           : back         ? kBetween + kStep * others
+                                          : kCarry * others;
     if (plan.lead)
       return time(length, {scans(1), maps}) + between + time(length, {scans(plan.count - 1)});
     return time(length, {maps}) + between + time(length, {scans(plan.count)});
@@ -283,7 +285,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
       const double microseconds_of_plan = cost(plan, length);
       if (microseconds_of_plan < lowest) lowest = microseconds_of_plan, cheapest = plan;
     }
-    if (lowest < 0.95 * least) {  // fewer segments where there is little in it
+    if (lowest < 0.97 * least) {  // fewer segments where there is little in it
       least = lowest;
       best = cheapest;
     }

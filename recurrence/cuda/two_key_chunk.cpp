@@ -97,8 +97,12 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   if (segments.count > 1) {
     launch_segment_maps(chunk, tensors, segments, split.maps, chosen, context.stream());
-    launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, nullptr, chosen,
-                              context.stream());
+    if (chosen == Engine::wgmma && call.o != nullptr) {
+      segments.maps = split.maps.m;
+    } else {
+      launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, nullptr, chosen,
+                                context.stream());
+    }
   }
   launch_scan(chunk, tensors, segments, chosen, context.stream());
 }

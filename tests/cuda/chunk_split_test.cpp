@@ -32,8 +32,8 @@ class SplitRun {
     kernels::launch_chunk_prep(chunk_, {engine, 3}, nullptr);
   }
 
-  // O and the final state.
-  std::vector<unsigned char> forward(int segments, bool lead = false) {
+  // O and the final state. `carries`: the scan carries states to the starts of segments itself.
+  std::vector<unsigned char> forward(int segments, bool lead = false, bool carries = false) {
     const kernels::TwoKeyCall& call = chunk_.call;
     const std::int64_t bytes_of_o = p_.rows * p_.value_heads * p_.c.d_v * 2;
     chunk_.call.o = bytes(bytes_of_o);
@@ -42,8 +42,12 @@ class SplitRun {
     segments_.lead = lead;
     if (segments > 1) {
       kernels::launch_segment_maps(chunk_, tensors_of_call(), segments_, maps_, engine_, nullptr);
-      kernels::launch_segment_boundaries(chunk_, segments, maps_, starts_, nullptr, engine_,
-                                         nullptr);
+      if (carries) {
+        segments_.maps = maps_.m;
+      } else {
+        kernels::launch_segment_boundaries(chunk_, segments, maps_, starts_, nullptr, engine_,
+                                           nullptr);
+      }
     }
     kernels::launch_scan(chunk_, tensors_of_call(), segments_, engine_, nullptr);
     const std::vector<unsigned char> o = memory_.read(call.o, static_cast<std::size_t>(bytes_of_o));
@@ -108,7 +112,7 @@ class SplitRun {
            p_.c.d_v;
   }
   void prepare(int segments) {
-    segments_ = {segments, 1 + segments / 2 % 2, 1 + segments % 2, false, nullptr};
+    segments_ = {segments, 1 + segments / 2 % 2, 1 + segments % 2, false, nullptr, nullptr};
     if (segments == 1) return;
     starts_ = static_cast<float*>(bytes(boundary_floats(segments) * 4));
     segments_.starts = starts_;
@@ -208,9 +212,16 @@ TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
                                         << static_cast<int>(engine) << " segments " << segments);
         cuda::emulation::set_order(static_cast<std::uint64_t>(segments));
         const std::vector<unsigned char> parts = run.forward(segments);
-        EXPECT_LE(difference(parts, whole, c.format), c.format == Dtype::bf16 ? 4e-3 : 6e-4);
+        const double bound = c.format == Dtype::bf16 ? 4e-3 : 6e-4;
+        EXPECT_LE(difference(parts, whole, c.format), bound);
         if (segments > 2) {
           EXPECT_TRUE(run.forward(segments, true) == parts);
+        }
+        if (segments > 2 && engine == kernels::Engine::wgmma) {
+          const std::vector<unsigned char> carried = run.forward(segments, false, true);
+          EXPECT_LE(difference(carried, parts, c.format), bound / 4);
+          EXPECT_LE(difference(carried, whole, c.format), bound);
+          EXPECT_TRUE(run.forward(segments, true, true) == carried);
         }
         run.back(segments);
       }
