@@ -40,6 +40,28 @@ struct NarrowForth : NarrowGroups<DK> {
   }
 };
 
+// What the warp does that brings tiles: all chunks of the task.
+template <class Stage, int DK, bool Scaled, bool Delta>
+__device__ __forceinline__ void feed_forward(const NarrowForward& scan, const NarrowTask& task,
+                                             const NarrowBarriers& barriers,
+                                             unsigned char* stages) {
+  if (threadIdx.x % 32 == 0) {
+    const int bytes = Stage::bytes(scan.chunk.call.same_key), chunks = task.chunks;
+    const NarrowLoads<Stage, DK, Scaled, Delta, false> loads(scan.chunk, scan.tensors, task, 0, 1);
+    Turn turn{0, 1};  // the parity of the turn before
+    for (int number = 0; number < chunks; ++number) {
+      if (number >= scan.stages) mbarrier_wait(barriers.empty + turn.stage, turn.parity);
+      unsigned char* const stage = stages + turn.stage * bytes;
+      std::uint64_t* const full = barriers.full + turn.stage;
+      mbarrier_arrive_expect(full, loads.tile_bytes() + loads.value_bytes());
+      loads.load_tiles(number, stage, full);
+      loads.load_values(number, stage + Stage::kValue, stage + Stage::kIn, full);
+      turn = turn.next(scan.stages);
+    }
+  }
+  __syncwarp();
+}
+
 // The row group.
 template <class Format, int DK, int N, bool Scaled, bool Delta>
 __device__ __forceinline__ void scan_rows(const NarrowForward& scan, const NarrowTask& task,
@@ -218,13 +240,12 @@ __device__ __forceinline__ void scan_narrow(const NarrowForward& scan, std::uint
   unsigned char* const shared = shared_memory();
   unsigned char* const own = shared + scan.stages * Stage::bytes(call.same_key);
   const NarrowBarriers barriers(own + Forth::kOwn, scan.stages);
-  const NarrowTask& task = start_narrow_block(barriers, scan.stages, scan.chunk, scan.tensors,
-                                              block, N, scan.width, Forth::kWorkers);
+  const NarrowTask& task = start_narrow_block(barriers, scan.stages, nullptr, 0, scan.chunk,
+                                              scan.tensors, block, N, scan.width, Forth::kWorkers);
   if (call.takes(task.rows) && task.chunks > 0) {  // the whole cluster or none of it
     if (threadIdx.x >= Forth::kWorkers) {
       if (group_warp() == kFeedWarp) {
-        feed_narrow<Stage, DK, Scaled, Delta, false>(scan.chunk, scan.tensors, task, barriers,
-                                                     shared, scan.stages, 0, 1);
+        feed_forward<Stage, DK, Scaled, Delta>(scan, task, barriers, shared);
       } else if (group_warp() == kTakeWarp) {
         take_results<typename Forth::Value>(
             narrow_result(call, Delta ? scan.z : nullptr, task, false), call.d_v, task, barriers,

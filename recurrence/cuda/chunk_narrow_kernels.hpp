@@ -32,6 +32,18 @@ inline int narrow_stages(int stage_bytes, int own) {
   return stages;
 }
 
+// Those of the way back: as many early ones, and one more where it fits. (Two more are not faster.)
+template <class Back>
+void narrow_back_stages(NarrowBackward& scan, bool same_key) {
+  constexpr int kMostBytes = 227 * 1024;
+  const auto fits = [&](int stages, int early) {
+    return Back::bytes(stages, early, same_key) <= kMostBytes;
+  };
+  scan.stages = 2;
+  while (scan.stages < 4 && fits(scan.stages + 1, scan.stages + 1)) ++scan.stages;
+  scan.early_stages = scan.stages + (fits(scan.stages, scan.stages + 1) ? 1 : 0);
+}
+
 template <class Format>
 void start_narrow_back(NarrowBackward back, NarrowForward forward, int cluster, void* stream) {
   const TwoKeyCall& call = back.chunk.call;
@@ -40,13 +52,11 @@ void start_narrow_back(NarrowBackward back, NarrowForward forward, int cluster, 
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     using Back = NarrowBack<dk, kNarrowColumns, scaled, delta>;
     using Forth = NarrowForth<dk, kNarrowColumns, scaled, delta>;
-    const int stage = Back::Stage::bytes(call.same_key), other = Forth::Stage::bytes(call.same_key);
-    constexpr int kOther = Forth::kOwn;
-    const int own = Back::own(call.same_key);
-    back.stages = narrow_stages(stage, own);
-    forward.stages = narrow_stages(other, kOther);
-    const int bytes = std::max(narrow_bytes(back.stages, stage, own),
-                               narrow_bytes(forward.stages, other, kOther));
+    const int stage = Forth::Stage::bytes(call.same_key);
+    narrow_back_stages<Back>(back, call.same_key);
+    forward.stages = narrow_stages(stage, Forth::kOwn);
+    const int bytes = std::max(Back::bytes(back.stages, back.early_stages, call.same_key),
+                               narrow_bytes(forward.stages, stage, Forth::kOwn));
     launch_clusters(narrow_back_kernel<Format, dk, kNarrowColumns, scaled, delta>, 2 * blocks,
                     cluster, Back::kThreads, static_cast<std::size_t>(bytes), stream, back,
                     forward);

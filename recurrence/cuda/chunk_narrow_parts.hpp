@@ -84,10 +84,10 @@ inline std::int64_t narrow_blocks(const TwoKeyCall& call, int width, int cluster
 inline constexpr int kFeedWarp = 0, kTakeWarp = 1, kAheadWarp = 2, kAheadWarps = 2;
 
 // Barriers of the stages. `full`: the copy engine has brought the tiles. `ahead`: the warps that
-// work ahead have done so. `result`: the row group has put its result there, its last use of the
-// stage. `empty`: all blocks of the cluster have done with the stage, since any block may bring
-// tiles to all; of each, the warp that takes results away says so, and for the groups of the state
-// the row group, when it has the next state.
+// work ahead have done so, and all tiles of the chunk are there. `result`: the row group has put
+// its result there, its last use of the stage. `empty`: all blocks of the cluster have done with
+// the stage, since any block may bring tiles to all; of each, the warp that takes results away says
+// so, and for the groups of the state the row group, when it has the next state.
 struct NarrowBarriers {
   std::uint64_t *full, *empty, *ahead, *result;  // [stages] each
 
@@ -96,6 +96,16 @@ struct NarrowBarriers {
         empty(full + stages),
         ahead(empty + stages),
         result(ahead + stages) {}
+  // By one thread; `arrivals`: of each block of the cluster that say `empty`.
+  __device__ void init(int stages, int blocks, int arrivals) const {
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i) {
+      mbarrier_init(full + i, 1);
+      mbarrier_init(empty + i, static_cast<std::uint32_t>(arrivals * blocks));
+      mbarrier_init(ahead + i, kAheadWarps);
+      mbarrier_init(result + i, kGroup / 32);
+    }
+  }
 };
 // Bytes of shared memory of a block that has `own` bytes besides the stages.
 __host__ __device__ constexpr int narrow_bytes(int stages, int stage_bytes, int own) {
@@ -103,22 +113,17 @@ __host__ __device__ constexpr int narrow_bytes(int stages, int stage_bytes, int 
 }
 
 // The beginning of a block, by all threads: its task, behind the barriers. `block` is its number in
-// the scan, `workers` the threads of its groups but the fourth.
-__device__ __forceinline__ const NarrowTask& start_narrow_block(const NarrowBarriers& barriers,
-                                                                int stages, const ChunkCall& chunk,
-                                                                const ScanTensors& tensors,
-                                                                std::uint32_t block, int columns,
-                                                                int width, int workers) {
+// the scan, `workers` the threads of its groups but the fourth. `others`: a second ring of stages,
+// which the row group alone says to be empty, before the barriers; null where there is none.
+__device__ __forceinline__ const NarrowTask& start_narrow_block(
+    const NarrowBarriers& barriers, int stages, const NarrowBarriers* others, int other_stages,
+    const ChunkCall& chunk, const ScanTensors& tensors, std::uint32_t block, int columns, int width,
+    int workers) {
   auto& task = *reinterpret_cast<NarrowTask*>(barriers.result + stages);
   if (threadIdx.x == 0) {
     task.set(chunk, block, columns, width);
-#pragma unroll 1
-    for (int i = 0; i < stages; ++i) {
-      mbarrier_init(barriers.full + i, 1);
-      mbarrier_init(barriers.empty + i, 2 * task.blocks);
-      mbarrier_init(barriers.ahead + i, kAheadWarps);
-      mbarrier_init(barriers.result + i, kGroup / 32);
-    }
+    barriers.init(stages, task.blocks, 2);
+    if (others != nullptr) others->init(other_stages, task.blocks, 1);
     mbarrier_fence();
   }
   if (static_cast<int>(threadIdx.x) == workers) {
@@ -209,9 +214,12 @@ class SharedCopies {
 // Brings this block's part of the tiles of chunk after chunk to the stages of all blocks of the
 // cluster, and its own values: chunks `first`, `first` + step, ... By one thread, to which every
 // instruction is time that the tiles come later, so what is the same for all chunks is made before.
+// `Tiles`: those of the keys and Y; `Values`: the values, P and the numbers; forward all in one
+// stage, back each in a ring of its own.
 template <class Stage, int DK, bool Scaled, bool Delta, bool Seen>
 class NarrowLoads {
   using Key = typename Stage::Key;
+  static constexpr int kNumbers = number_bytes(DK);
 
  public:
   __device__ NarrowLoads(const ChunkCall& chunk, const ScanTensors& tensors, const NarrowTask& task,
@@ -225,53 +233,52 @@ class NarrowLoads {
         key_head_(task.key_head),
         row_(static_cast<int>(task.row) + first * kChunkRows),
         row_step_(step * kChunkRows) {
-    constexpr int kNumbers = number_bytes(DK);
     const RecordLayout& layout = chunk.layout;
     const std::int64_t record_step = chunk.call.value_heads * layout.bytes;
     record_ = task.record + first * record_step;
     record_step_ = step * record_step;
     const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate_) ? 1 : 0);
-    expected_ = static_cast<std::uint32_t>(kNumbers + (Delta ? kSquareBytes : 0) +
-                                           (Seen ? kSquareBytes : 0) + Stage::Value::kBytes +
-                                           keys * Key::kBytes);
-    if constexpr (Seen) {
-      whole_ = SharedCopies::part(task, static_cast<int>(layout.square_low));
-    } else {
-      whole_ = SharedCopies::part(task, kSquareBytes);
-      numbers_from_ = static_cast<int>(layout.in);
-      numbers_ = SharedCopies::part(task, kNumbers);
-      const std::int64_t from = Delta ? layout.erase : layout.write;
-      scaled_from_ = static_cast<int>(from);
-      scaled_ = SharedCopies::part(task, static_cast<int>(layout.square_low - from));
-    }
+    tiles_ = static_cast<std::uint32_t>((Delta ? kSquareBytes : 0) + keys * Key::kBytes);
+    values_ =
+        static_cast<std::uint32_t>(kNumbers + (Seen ? kSquareBytes : 0) + Stage::Value::kBytes);
+    square_ = SharedCopies::part(task, kSquareBytes);
+    numbers_from_ = static_cast<int>(Seen ? layout.square_p : layout.in);
+    numbers_ = SharedCopies::part(task, (Seen ? kSquareBytes : 0) + kNumbers);
+    const std::int64_t from = Seen ? layout.query : Delta ? layout.erase : layout.write;
+    scaled_from_ = static_cast<int>(from);
+    scaled_ = SharedCopies::part(task, static_cast<int>(layout.square_low - from));
   }
-  // The next chunk.
-  __device__ __forceinline__ void load(unsigned char* stage, std::uint64_t* full) {
-    mbarrier_arrive_expect(full, expected_);
+  __device__ __forceinline__ std::uint32_t tile_bytes() const { return tiles_; }
+  __device__ __forceinline__ std::uint32_t value_bytes() const { return values_; }
+  // Of chunk `number` of those that this brings.
+  __device__ __forceinline__ void load_tiles(int number, unsigned char* stage,
+                                             std::uint64_t* full) const {
     SharedCopies copies(rank_, blocks_, full);
+    const int row = row_ + number * row_step_;
+    const unsigned char* const record = record_ + number * record_step_;
     if constexpr (!Scaled) {
       constexpr int kBlocks = DK / 64;
       if constexpr (Delta) {
-        if (separate_) copies.rows<kBlocks>(stage + Stage::kEnd, &tensors_.erase, key_head_, row_);
+        if (separate_) copies.rows<kBlocks>(stage + Stage::kEnd, &tensors_.erase, key_head_, row);
       }
-      copies.rows<kBlocks>(stage + Stage::kWrite, &tensors_.write, key_head_, row_);
+      copies.rows<kBlocks>(stage + Stage::kWrite, &tensors_.write, key_head_, row);
       if constexpr (Seen) {
-        copies.rows<kBlocks>(stage + Stage::kQuery, &tensors_.query, key_head_, row_);
+        copies.rows<kBlocks>(stage + Stage::kQuery, &tensors_.query, key_head_, row);
       }
     }
-    copy_rows(stage + Stage::kValue, &tensors_.value, column_, head_, row_, full);
-    if constexpr (Seen) {
-      copies.bulk(stage + Stage::kSquareY, record_, whole_);
-    } else {
-      if constexpr (Delta) copies.bulk(stage + Stage::kSquareY, record_, whole_);
-      copies.bulk(stage + Stage::kIn, record_ + numbers_from_, numbers_);
-      if constexpr (Scaled) {
-        copies.bulk(stage + (Delta ? Stage::kScaledErase : Stage::kScaledWrite),
-                    record_ + scaled_from_, scaled_);
-      }
+    if constexpr (Delta) copies.bulk(stage + Stage::kSquareY, record, square_);
+    if constexpr (Scaled) {
+      copies.bulk(stage + (Seen    ? Stage::kQuery
+                           : Delta ? Stage::kScaledErase
+                                   : Stage::kScaledWrite),
+                  record + scaled_from_, scaled_);
     }
-    record_ += record_step_;
-    row_ += row_step_;
+  }
+  __device__ __forceinline__ void load_values(int number, unsigned char* values,
+                                              unsigned char* numbers, std::uint64_t* full) const {
+    copy_rows(values, &tensors_.value, column_, head_, row_ + number * row_step_, full);
+    SharedCopies copies(rank_, blocks_, full);
+    copies.bulk(numbers, record_ + number * record_step_ + numbers_from_, numbers_);
   }
 
  private:
@@ -281,29 +288,10 @@ class NarrowLoads {
   int column_, head_, key_head_, row_, row_step_;
   const unsigned char* record_;
   std::int64_t record_step_;
-  std::uint32_t expected_;
-  SharedCopies::Part whole_, numbers_, scaled_;  // of the record
-  int numbers_from_ = 0, scaled_from_ = 0;
+  std::uint32_t tiles_, values_;                  // bytes that are counted
+  SharedCopies::Part square_, numbers_, scaled_;  // of the record
+  int numbers_from_, scaled_from_;
 };
-
-// What the warp does that brings tiles: all chunks of the task.
-template <class Stage, int DK, bool Scaled, bool Delta, bool Seen>
-__device__ __forceinline__ void feed_narrow(const ChunkCall& chunk, const ScanTensors& tensors,
-                                            const NarrowTask& task, const NarrowBarriers& barriers,
-                                            unsigned char* stages, int stage_count, int first,
-                                            int step) {
-  if (threadIdx.x % 32 == 0) {
-    const int bytes = Stage::bytes(chunk.call.same_key), chunks = task.chunks;
-    NarrowLoads<Stage, DK, Scaled, Delta, Seen> loads(chunk, tensors, task, first, step);
-    Turn turn{0, 1};  // the parity of the turn before
-    for (int number = 0; number < chunks; ++number) {
-      if (number >= stage_count) mbarrier_wait(barriers.empty + turn.stage, turn.parity);
-      loads.load(stages + turn.stage * bytes, barriers.full + turn.stage);
-      turn = turn.next(stage_count);
-    }
-  }
-  __syncwarp();
-}
 
 // Where the rows of a result go: `step` bytes from a chunk to the next, from the first one on.
 struct NarrowResult {
