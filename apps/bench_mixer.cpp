@@ -389,17 +389,22 @@ void MixerCall::vjp(Context& context) const {
                           two_key_grads_);
   if (!preconditioned_) return;
   const Tensor& through = query_side_ ? two_key_grads_.q : two_key_grads_.w;
-  recurrence::precondition_vjp(context, sequences_, precondition_, {through, {}},
-                               precondition_grads_);
+  recurrence::precondition_vjp(context, sequences_, precondition_,
+                               {through, {}, precondition_out_.saved}, precondition_grads_);
 }
 
 void MixerCall::save(Context& context) {
   if (cg_) return;
   const std::int64_t numbers = recurrence::two_key_saved(context, sequences_, two_key_);
   if (numbers > 0) two_key_out_.saved = empty_on(context, {numbers}, Dtype::f32);
+  if (!preconditioned_) return;
+  const std::int64_t states = recurrence::precondition_saved(context, sequences_, precondition_);
+  if (states > 0) precondition_out_.saved = empty_on(context, {states}, Dtype::f32);
 }
 
-double MixerCall::saved_bytes() const { return bytes_of({two_key_out_.saved}); }
+double MixerCall::saved_bytes() const {
+  return bytes_of({two_key_out_.saved, precondition_out_.saved});
+}
 
 void MixerCall::carry_state(Dtype dtype) {
   const MixerShape& s = shape_;

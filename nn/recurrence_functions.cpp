@@ -46,13 +46,23 @@ recurrence::Precondition precondition_inputs(const Tape& tape, const Preconditio
   return inputs;
 }
 
+// For the way back.
+Tensor precondition_saved(Tape& tape, const Sequences& sequences,
+                          const recurrence::Precondition& inputs) {
+  if (!tape.recording()) return {};
+  Context& context = tape.context();
+  const std::int64_t numbers = recurrence::precondition_saved(context, sequences, inputs);
+  return numbers > 0 ? context.empty({numbers}, Dtype::f32) : Tensor();
+}
+
 void precondition_back(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars,
-                       const recurrence::Precondition& inputs, const Tensor& dy) {
+                       const recurrence::Precondition& inputs, const Tensor& dy,
+                       const Tensor& saved) {
   ScratchGrads grads(tape);
   const recurrence::PreconditionGrads to{
       grads.of(vars.k),      grads.of(vars.target), grads.of(vars.g), grads.of(vars.b),
       grads.of(vars.center), grads.of(vars.ridge),  Tensor()};
-  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}}, to);
+  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}, saved}, to);
   grads.give();
 }
 
@@ -73,9 +83,10 @@ Var two_key(Tape& tape, const Sequences& sequences, const TwoKeyArgs& vars) {
 Var precondition(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars) {
   const recurrence::Precondition inputs = precondition_inputs(tape, vars);
   const Tensor out = like(tape, inputs.target);
-  recurrence::precondition(tape.context(), sequences, inputs, {out, vars.state});
+  const Tensor saved = precondition_saved(tape, sequences, inputs);
+  recurrence::precondition(tape.context(), sequences, inputs, {out, vars.state, saved});
   return tape.result(out, [=, &sequences](Tape& tape_, const Tensor& dy) {
-    precondition_back(tape_, sequences, vars, inputs, dy);
+    precondition_back(tape_, sequences, vars, inputs, dy, saved);
   });
 }
 
@@ -86,8 +97,9 @@ Var preconditioned_two_key(Tape& tape, const Sequences& sequences,
   const Tensor o = like(tape, inputs.v);
   // Only the way back reads what is made.
   const Tensor made = tape.recording() ? like(tape, first.target) : Tensor();
-  recurrence::preconditioned_two_key(tape.context(), sequences, first, {made, precondition.state},
-                                     inputs, {o, vars.state});
+  const Tensor saved = precondition_saved(tape, sequences, first);
+  recurrence::preconditioned_two_key(tape.context(), sequences, first,
+                                     {made, precondition.state, saved}, inputs, {o, vars.state});
   return tape.result(o, [=, &sequences](Tape& tape_, const Tensor& dy) {
     const bool query = first.kind == recurrence::PreconditionerKind::atq;
     recurrence::TwoKey complete = inputs;
@@ -97,7 +109,7 @@ Var preconditioned_two_key(Tape& tape, const Sequences& sequences,
     Tensor& d_made = query ? to.q : to.w;
     d_made = like(tape_, made);
     recurrence::two_key_vjp(tape_.context(), sequences, complete, {dy, {}}, to);
-    precondition_back(tape_, sequences, precondition, first, d_made);
+    precondition_back(tape_, sequences, precondition, first, d_made, saved);
     grads.give();
   });
 }

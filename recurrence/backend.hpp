@@ -31,6 +31,9 @@ class Backend {
                            const TwoKeyGrads&) const = 0;
   virtual void precondition(Context&, const Sequences&, const Precondition&,
                             const PreconditionOut&) const = 0;
+  virtual std::int64_t precondition_saved(Context&, const Sequences&, const Precondition&) const {
+    return 0;
+  }
   virtual void precondition_vjp(Context&, const Sequences&, const Precondition&,
                                 const PreconditionCotangents&, const PreconditionGrads&) const = 0;
   // Both in one call; a backend that has nothing better runs them one after the other. w (atk) or q

@@ -38,13 +38,29 @@ void two_key_vjp(Context& context, const Sequences& sequences, const TwoKey& inp
 void precondition(Context& context, const Sequences& sequences, const Precondition& inputs,
                   const PreconditionOut& out) {
   const CallShape call = validate(context, sequences, inputs, out);
-  select_backend(context, call).precondition(context, sequences, inputs, out);
+  const Backend& backend = select_backend(context, call);
+  if (out.saved.defined()) {
+    validate_saved("precondition", context, out.saved,
+                   backend.precondition_saved(context, sequences, inputs));
+  }
+  backend.precondition(context, sequences, inputs, out);
+}
+
+std::int64_t precondition_saved(Context& context, const Sequences& sequences,
+                                const Precondition& inputs) {
+  const CallShape call = validate(context, sequences, inputs);
+  return select_backend(context, call).precondition_saved(context, sequences, inputs);
 }
 
 void precondition_vjp(Context& context, const Sequences& sequences, const Precondition& inputs,
                       const PreconditionCotangents& cotangents, const PreconditionGrads& grads) {
   const CallShape call = validate(context, sequences, inputs, cotangents, grads);
-  select_backend(context, call).precondition_vjp(context, sequences, inputs, cotangents, grads);
+  const Backend& backend = select_backend(context, call);
+  if (cotangents.saved.defined()) {
+    validate_saved("precondition_vjp", context, cotangents.saved,
+                   backend.precondition_saved(context, sequences, inputs));
+  }
+  backend.precondition_vjp(context, sequences, inputs, cotangents, grads);
 }
 
 void preconditioned_two_key(Context& context, const Sequences& sequences,
@@ -65,6 +81,11 @@ void preconditioned_two_key(Context& context, const Sequences& sequences,
   if (out.saved.defined()) {
     validate_saved("preconditioned_two_key", context, out.saved,
                    select_backend(context, solve).two_key_saved(context, sequences, complete));
+  }
+  if (made.saved.defined()) {
+    validate_saved(
+        "preconditioned_two_key", context, made.saved,
+        select_backend(context, call).precondition_saved(context, sequences, precondition));
   }
   if (!call.gram) {
     return select_backend(context, call)

@@ -102,10 +102,14 @@ struct Precondition {
 struct PreconditionOut {
   Tensor out;    // [R, H, K]
   Tensor final;  // as initial; may be its memory
+  // [precondition_saved()] f32, or undefined: what the vjp of the same inputs can take instead of
+  // making it again. out and final have the same bits with it and without.
+  Tensor saved = {};
 };
 
 struct PreconditionCotangents {
   Tensor out, final;
+  Tensor saved = {};  // by precondition() of the same inputs; undefined: nothing was saved
 };
 
 struct PreconditionGrads {
@@ -116,6 +120,10 @@ struct PreconditionGrads {
 
 void precondition(Context& context, const Sequences& sequences, const Precondition& inputs,
                   const PreconditionOut& out);
+// Numbers of PreconditionOut::saved; 0 where nothing is worth it. For each head of 128 channels at
+// most 8 bytes a row and 512 a sequence.
+std::int64_t precondition_saved(Context& context, const Sequences& sequences,
+                                const Precondition& inputs);
 void precondition_vjp(Context& context, const Sequences& sequences, const Precondition& inputs,
                       const PreconditionCotangents& cotangents, const PreconditionGrads& grads);
 

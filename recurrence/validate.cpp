@@ -209,6 +209,10 @@ CallShape validate(const Context& context, const Sequences& sequences, const Two
   return check.call();
 }
 
+CallShape validate(const Context& context, const Sequences& sequences, const Precondition& in) {
+  return PreconditionCheck("precondition_saved", context, sequences, in).call();
+}
+
 CallShape validate(const Context& context, const Sequences& sequences, const Precondition& in,
                    const PreconditionOut& out) {
   PreconditionCheck precondition("precondition", context, sequences, in);

@@ -11,9 +11,10 @@ CallShape validate(const Context&, const Sequences&, const TwoKey&);
 CallShape validate(const Context&, const Sequences&, const TwoKey&, const TwoKeyOut&);
 CallShape validate(const Context&, const Sequences&, const TwoKey&, const TwoKeyCotangents&,
                    const TwoKeyGrads&);
-// `numbers`: what two_key_saved() says.
+// `numbers`: what two_key_saved() or precondition_saved() says.
 void validate_saved(std::string_view operation, const Context&, const Tensor& saved,
                     std::int64_t numbers);
+CallShape validate(const Context&, const Sequences&, const Precondition&);
 CallShape validate(const Context&, const Sequences&, const Precondition&, const PreconditionOut&);
 CallShape validate(const Context&, const Sequences&, const Precondition&,
                    const PreconditionCotangents&, const PreconditionGrads&);

@@ -19,6 +19,7 @@ class CudaBackend final : public Backend {
                    const TwoKeyGrads&) const override;
   void precondition(Context&, const Sequences&, const Precondition&,
                     const PreconditionOut&) const override;
+  std::int64_t precondition_saved(Context&, const Sequences&, const Precondition&) const override;
   void precondition_vjp(Context&, const Sequences&, const Precondition&,
                         const PreconditionCotangents&, const PreconditionGrads&) const override;
   void decay(Context&, const Decay&, const DecayOut&) const override;

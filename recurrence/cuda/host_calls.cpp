@@ -151,9 +151,14 @@ void HostCalls::precondition(Context& context, const Sequences& sequences,
     Precondition in = inputs;
     PreconditionOut to = out;
     copies.in({&in.k, &in.target, &in.g, &in.b, &in.center, &in.ridge, &in.initial});
-    copies.out({&to.out, &to.final});
+    copies.out({&to.out, &to.final, &to.saved});
     return [=, this](Context& inner) { inner_.precondition(inner, sequences, in, to); };
   });
+}
+
+std::int64_t HostCalls::precondition_saved(Context& context, const Sequences& sequences,
+                                           const Precondition& inputs) const {
+  return inner_.precondition_saved(context, sequences, inputs);
 }
 
 void HostCalls::precondition_vjp(Context& context, const Sequences& sequences,
@@ -165,7 +170,7 @@ void HostCalls::precondition_vjp(Context& context, const Sequences& sequences,
     PreconditionCotangents from = cotangents;
     PreconditionGrads to = grads;
     copies.in({&in.k, &in.target, &in.g, &in.b, &in.center, &in.ridge, &in.initial, &from.out,
-               &from.final});
+               &from.final, &from.saved});
     copies.out({&to.k, &to.target, &to.g, &to.b, &to.center, &to.ridge, &to.initial});
     return [=, this](Context& inner) { inner_.precondition_vjp(inner, sequences, in, from, to); };
   });

@@ -13,14 +13,15 @@ namespace rankone::recurrence {
 namespace cuda {
 namespace {
 
-// Without decays.
+// With the decays of the call.
 ChunkScan chunk_scan(Context& context, const PreconditionCall& call) {
   const std::int64_t windows = (call.rows.chunks + kScanWindow - 1) / kScanWindow;
   const std::int64_t states = call.heads * call.d_k;
-  return {floats(context, call.rows.chunks * states), floats(context, windows * states)};
+  return {floats(context, call.rows.chunks * states), floats(context, windows * states),
+          call.scan.decays};
 }
 
-// Boundaries and the states between the chunks go to the arena.
+// Boundaries and decays go to the arena.
 PreconditionCall precondition_call(Context& context, const Sequences& sequences,
                                    const Precondition& in) {
   const PreconditionShape shape = shape_of(sequences, in);
@@ -38,7 +39,6 @@ PreconditionCall precondition_call(Context& context, const Sequences& sequences,
   call.b = source_of(in.b);
   call.parameter = source_of(in.kind == PreconditionerKind::atk ? in.center : in.ridge);
   call.initial = pointer_of<const float>(in.initial);
-  call.scan = chunk_scan(context, call);
   call.scan.decays = floats(context, call.rows.chunks * call.heads);
   return call;
 }
@@ -50,11 +50,24 @@ void CudaBackend::precondition(Context& context, const Sequences& sequences,
                                const Precondition& inputs, const PreconditionOut& out) const {
   const ArenaScope scope(context.arena());
   cuda::PreconditionCall call = cuda::precondition_call(context, sequences, inputs);
+  call.scan = cuda::chunk_scan(context, call);
   call.out = cuda::sink_of(out.out);
   call.final = cuda::pointer_of<float>(out.final);
+  call.states = cuda::pointer_of<float>(out.saved);
   if (context.planning()) return;
   cuda::launch_precondition_start(call, {}, call.initial, call.final, context.stream());
   cuda::launch_precondition(call, context.stream());
+}
+
+// The states before the chunks.
+std::int64_t CudaBackend::precondition_saved(Context&, const Sequences& sequences,
+                                             const Precondition& inputs) const {
+  const PreconditionShape shape = shape_of(sequences, inputs);
+  std::int64_t chunks = 0;
+  for (std::int64_t i = 0; i < sequences.count(); ++i) {
+    chunks += (sequences.length(i) + cuda::kPreconditionChunk - 1) / cuda::kPreconditionChunk;
+  }
+  return chunks * shape.heads * shape.d_k;
 }
 
 void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,
@@ -62,7 +75,13 @@ void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,
                                    const PreconditionCotangents& cotangents,
                                    const PreconditionGrads& grads) const {
   const ArenaScope scope(context.arena());
-  const cuda::PreconditionCall call = cuda::precondition_call(context, sequences, inputs);
+  cuda::PreconditionCall call = cuda::precondition_call(context, sequences, inputs);
+  const bool scans = !cotangents.saved.defined();
+  if (scans) {
+    call.scan = cuda::chunk_scan(context, call);
+  } else {
+    call.states = cuda::pointer_of<float>(cotangents.saved);
+  }
   const bool atk = inputs.kind == PreconditionerKind::atk;
   const Tensor& parameter = atk ? grads.center : grads.ridge;
   cuda::PreconditionBack back;
@@ -78,10 +97,9 @@ void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,
   if (parameter.defined()) {
     back.partials = cuda::floats(context, call.rows.chunks * call.heads * (atk ? 1 : call.d_k));
   }
-  back.scan.decays = call.scan.decays;
   if (context.planning()) return;
   cuda::launch_precondition_start(call, back.scan, back.d_final, back.d_initial, context.stream());
-  cuda::launch_precondition(call, context.stream());
+  if (scans) cuda::launch_precondition(call, context.stream());
   cuda::launch_precondition_back(call, back, context.stream());
 }
 

@@ -42,11 +42,11 @@ __global__ void __launch_bounds__(kStartThreads)
   const std::int64_t first_head = (blockIdx.x - number * tiles) * kHeads;
   const std::int64_t heads = call.heads - first_head < kHeads ? call.heads - first_head : kHeads;
   const std::int64_t at = number * states + first_head * call.d_k, count = heads * call.d_k;
-  clear(call.scan.sums + at, count);
+  if (call.scan.sums != nullptr) clear(call.scan.sums + at, count);
   if (other.sums != nullptr) clear(other.sums + at, count);
   if (number % kScanWindow == 0) {
     const std::int64_t slot = number / kScanWindow * states + first_head * call.d_k;
-    clear(call.scan.windows + slot, count);
+    if (call.scan.windows != nullptr) clear(call.scan.windows + slot, count);
     if (other.sums != nullptr) clear(other.windows + slot, count);
   }
 
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) scan_states(Precondit
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.load_gates();
   chunk.sum_rows();
-  chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, false);
+  chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, call.states, false);
 }
 
 // ---- The rows ----------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(Preconditio
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.load_gates();
   chunk.sum_rows();
-  chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, true);
+  chunk.join(call.scan, chunk.shared.sums, false, call.initial, call.final, call.states, true);
   float state[kSize];
   chunk.lane.load_row(state, chunk.shared.sums + chunk.warp * chunk.d_k);
   const auto factor = chunk.template factor<Kind>();
@@ -126,27 +126,28 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(Preconditio
 
 // ---- Tied keys of 128 channels of 16 bits ------------------------------------------------------
 
+constexpr int kWideThreads = 128;
+
 template <class F>
-__global__ void __launch_bounds__(precondition_wide::kThreads, 8)
-    scan_states_wide(PreconditionCall call) {
+__global__ void __launch_bounds__(kWideThreads, 8) scan_states_wide(PreconditionCall call) {
   namespace wide = precondition_wide;
-  const wide::Chunk<F> chunk(call, blockIdx.x);
-  wide::Word<F> keys[wide::kRows];
+  const wide::Chunk<F, kWideThreads> chunk(call, blockIdx.x);
+  wide::Word<F> keys[wide::Segments<kWideThreads>::kRows];
   chunk.read_rows(keys, call.k, 0);
   const auto key = [&](int r, float(&to)[wide::kSize]) { keys[r].get(to); };
   const auto gates = chunk.read_gates();
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.put_gates(gates, key);
   chunk.sum_rows(key);
-  chunk.join(call.scan, false, call.initial, call.final, false);
+  chunk.join(call.scan, false, call.initial, call.final, call.states, false);
 }
 
 template <class F>
-__global__ void __launch_bounds__(precondition_wide::kThreads, 6)
-    emit_rows_wide(PreconditionCall call) {
+__global__ void __launch_bounds__(kWideThreads, 6) emit_rows_wide(PreconditionCall call) {
   namespace wide = precondition_wide;
-  constexpr int kGroup = wide::Chunk<F>::kGroup, kSize = wide::kSize, kRows = wide::kRows;
-  const wide::Chunk<F> chunk(call, blockIdx.x);
+  constexpr int kGroup = wide::Chunk<F, kWideThreads>::kGroup, kSize = wide::kSize,
+                kRows = wide::Segments<kWideThreads>::kRows;
+  const wide::Chunk<F, kWideThreads> chunk(call, blockIdx.x);
   wide::Word<F> keys[kRows];
   chunk.read_rows(keys, call.k, 0);
   const auto key = [&](int r, float(&to)[kSize]) { keys[r].get(to); };
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(precondition_wide::kThreads, 6)
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.put_gates(gates, key);
   chunk.sum_rows(key);
-  chunk.join(call.scan, false, call.initial, call.final, true);
+  chunk.join(call.scan, false, call.initial, call.final, call.states, true);
   float state[kSize];
   chunk.load_slots(state, chunk.shared.sums + chunk.segment * wide::kWidth);
   const wide::Factor factor(chunk);
@@ -198,8 +199,8 @@ void launch_precondition(const PreconditionCall& call, void* stream) {
     return precondition_wide::with_format(call, [&](auto format) {
       using F = decltype(format);
       const auto kernel = call.out.data == nullptr ? scan_states_wide<F> : emit_rows_wide<F>;
-      rankone::cuda::launch(kernel, call.rows.chunks * call.heads, precondition_wide::kThreads,
-                            precondition_wide::Shared<F>::bytes(false), stream, call);
+      rankone::cuda::launch(kernel, call.rows.chunks * call.heads, kWideThreads,
+                            precondition_wide::Shared<F, kWideThreads>::bytes(false), stream, call);
     });
   }
   choose(call, in_words(call.d_k, call.k, call.target, call.out), [&]<class L>() {

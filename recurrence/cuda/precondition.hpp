@@ -30,7 +30,8 @@ struct PreconditionCall {
   Source parameter;                // center [H] or ridge [H, K]
   const float* initial = nullptr;  // [N, H, K]
   Sink out;
-  float* final = nullptr;  // may be initial
+  float* final = nullptr;   // may be initial
+  float* states = nullptr;  // [chunks, H, K]: A before each chunk
   ChunkScan scan;
 };
 
@@ -43,14 +44,15 @@ struct PreconditionBack {
   float* partials = nullptr;  // [chunks, H] or [chunks, H, K]; null: the parameter has no gradient
 };
 
-// Fills call.scan.decays and clears the rest of call.scan and of `other` (where it is there). Where
-// `final` is wanted it is written for sequences without rows: `initial`, or zero.
+// Fills call.scan.decays and clears the rest of call.scan and of `other` (where they are there).
+// Where `final` is wanted it is written for sequences without rows: `initial`, or zero.
 void launch_precondition_start(const PreconditionCall& call, const ChunkScan& other,
                                const float* initial, float* final, void* stream);
 // After launch_precondition_start(). Leaves in call.scan what gives the state before each chunk;
-// rows only where `out` is there.
+// rows, final and states where they are there.
 void launch_precondition(const PreconditionCall& call, void* stream);
-// After launch_precondition(). back.scan.decays are those of call.scan.
+// After launch_precondition_start() for back.scan, whose decays are those of call.scan. Reads
+// call.states, or, where they are null, what launch_precondition() left.
 void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
                               void* stream);
 

@@ -18,7 +18,9 @@ __device__ __forceinline__ void join_states(const Chunk<L>& chunk) {
 #pragma unroll 1
   for (int channel = static_cast<int>(threadIdx.x); channel < chunk.d_k; channel += L::kThreads) {
     float state = 0.0F;
-    if (!back.starts()) {
+    if (call.states != nullptr) {
+      state = call.states[chunk.chunk_state(channel)];
+    } else if (!back.starts()) {
       state = back.before(channel, chunk.window(false));
     } else if (call.initial != nullptr) {
       state = call.initial[chunk.sequence_state(channel)];
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
   chunk.lane.store_row(shared.reverse + chunk.warp * chunk.d_k, before);
   chunk.lane.store_row(shared.sums + chunk.warp * chunk.d_k, d_parameter);
   __syncthreads();
-  chunk.join(back.scan, shared.reverse, true, back.d_final, back.d_initial, true);
+  chunk.join(back.scan, shared.reverse, true, back.d_final, back.d_initial, nullptr, true);
 
   float behind[kSize], through = 1.0F;
   chunk.lane.load_row(behind, shared.reverse + chunk.warp * chunk.d_k);
@@ -179,9 +181,13 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
 
 // ---- Tied keys of 128 channels of 16 bits ------------------------------------------------------
 
-// A before the chunk, from what launch_precondition() left.
-template <class F>
-__device__ __forceinline__ float state_before(const precondition_wide::Chunk<F>& chunk) {
+// More warps with fewer rows each where nothing but the end of the sequence is waited for.
+template <bool Kept>
+constexpr int kWideThreads = Kept ? 256 : 128;
+
+// A before the chunk, from what launch_precondition() left; a thread for a channel.
+template <class Chunk>
+__device__ __forceinline__ float state_before(const Chunk& chunk) {
   const PreconditionCall& call = chunk.call;
   const LookBack back = chunk.look_back(call.scan, false);
   const int slot = static_cast<int>(threadIdx.x);
@@ -189,29 +195,35 @@ __device__ __forceinline__ float state_before(const precondition_wide::Chunk<F>&
   return call.initial != nullptr ? call.initial[chunk.sequence_state(slot)] : 0.0F;
 }
 
-// As emit_rows_back(), in units of Factor::power.
-template <class F, bool Normalize>
-__global__ void __launch_bounds__(precondition_wide::kThreads, 4)
+// As emit_rows_back(), in units of Factor::power. Kept: call.states are there.
+template <class F, bool Normalize, bool Kept>
+__global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
     emit_rows_back_wide(PreconditionCall call, PreconditionBack back) {
   namespace wide = precondition_wide;
-  constexpr int kGroup = wide::Chunk<F>::kGroup, kSize = wide::kSize, kRows = wide::kRows;
+  constexpr int kThreads = kWideThreads<Kept>, kRows = wide::Segments<kThreads>::kRows;
+  constexpr int kGroup = wide::Chunk<F, kThreads>::kGroup, kSize = wide::kSize;
   constexpr int kWidth = wide::kWidth;
   // The last chunks first: the others wait for them.
-  const wide::Chunk<F> chunk(call, gridDim.x - 1 - blockIdx.x);
+  const wide::Chunk<F, kThreads> chunk(call, gridDim.x - 1 - blockIdx.x);
   const auto& shared = chunk.shared;
   chunk.copy_keys();
-  const auto gates = chunk.read_gates();
   wide::Word<F> d_next[kGroup];
   chunk.read_rows(d_next, back.d_out, 0);
+  const auto gates = chunk.read_gates();
+  const int slot = static_cast<int>(threadIdx.x);
+  float before = 0.0F;
+  if (Kept && slot < kWidth) before = call.states[chunk.chunk_state(slot)];
   const auto key = [&](int r, float(&to)[kSize]) { load(to, chunk.key_row(r)); };
-  chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.look_back(back.scan, true).load_decays(chunk.window(true));
-  __syncthreads();
-  const float before = state_before(chunk);
+  if constexpr (!Kept) {
+    chunk.look_back(call.scan, false).load_decays(chunk.window(false));
+    __syncthreads();
+    before = state_before(chunk);
+  }
   rankone::cuda::copy_wait<0>();
   chunk.put_gates(gates, key);
   chunk.sum_rows(key);
-  chunk.spread(static_cast<int>(threadIdx.x), false, before);
+  if (kThreads == kWidth || slot < kWidth) chunk.spread(slot, false, before);
   __syncthreads();
 
   // In `lambdas` what each row adds (nothing where the chunk lacks it), then lambda from zero
@@ -268,11 +280,12 @@ __global__ void __launch_bounds__(precondition_wide::kThreads, 4)
   if (threadIdx.x % 32 == 0) shared.totals[threadIdx.x / 32] = d_center;
   __syncthreads();
   if (threadIdx.x == 0 && back.partials != nullptr) {
-    const float* totals = shared.totals;
-    back.partials[static_cast<std::int64_t>(chunk.number) * chunk.heads + chunk.head] =
-        (totals[0] + totals[1]) + (totals[2] + totals[3]);
+    float total = 0.0F;
+#pragma unroll
+    for (int warp = 0; warp < kThreads / 32; ++warp) total += shared.totals[warp];
+    back.partials[static_cast<std::int64_t>(chunk.number) * chunk.heads + chunk.head] = total;
   }
-  chunk.join(back.scan, true, back.d_final, back.d_initial, true, unit);
+  chunk.join(back.scan, true, back.d_final, back.d_initial, nullptr, true, unit);
 
   float behind[kSize], through = 1.0F, d_gain[kRows], d_decay[kRows];
   chunk.load_slots(behind, own_sums);
@@ -299,11 +312,11 @@ __global__ void __launch_bounds__(precondition_wide::kThreads, 4)
     }
     through *= decay[r];
   }
-  const int own = chunk.lane / 2;
+  const int own = chunk.lane / chunk.kRowLanes;
   const float of_gain =
       unit * wide::segment_sums(d_gain) * shared.square_inverse[chunk.begin + own];
   const float of_decay = unit * wide::segment_sums(d_decay) * shared.decay[chunk.begin + own];
-  if (chunk.lane % 2 == 0 && own < chunk.count) {
+  if (chunk.lane % chunk.kRowLanes == 0 && own < chunk.count) {
     store(back.d_b, chunk.gate_at(own), of_gain);
     store(back.d_g, chunk.gate_at(own), of_decay);
   }
@@ -311,7 +324,7 @@ __global__ void __launch_bounds__(precondition_wide::kThreads, 4)
     row -= (kRows - 1) * chunk.stride();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float along = __shfl_sync(0xffffffffU, of_gain, 2 * r, wide::kLanes);
+      const float along = __shfl_sync(0xffffffffU, of_gain, chunk.kRowLanes * r, wide::kLanes);
       const float radial = 2.0F * shared.gain[chunk.begin + r] * along;
       float k[kSize];
       key(r, k);
@@ -323,11 +336,13 @@ __global__ void __launch_bounds__(precondition_wide::kThreads, 4)
   }
 }
 
-template <class F>
+template <class F, bool Kept>
 void launch_wide(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
-  const auto kernel = call.normalize ? emit_rows_back_wide<F, true> : emit_rows_back_wide<F, false>;
-  rankone::cuda::launch(kernel, call.rows.chunks * call.heads, precondition_wide::kThreads,
-                        precondition_wide::Shared<F>::bytes(true), stream, call, back);
+  const auto kernel =
+      call.normalize ? emit_rows_back_wide<F, true, Kept> : emit_rows_back_wide<F, false, Kept>;
+  constexpr int kThreads = kWideThreads<Kept>;
+  rankone::cuda::launch(kernel, call.rows.chunks * call.heads, kThreads,
+                        precondition_wide::Shared<F, kThreads>::bytes(true), stream, call, back);
 }
 
 template <class L>
@@ -346,8 +361,10 @@ void launch_any(const PreconditionCall& call, const PreconditionBack& back, void
 void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
                               void* stream) {
   if (precondition_wide::fits(call, back.d_out, back.d_k, back.d_target)) {
-    precondition_wide::with_format(
-        call, [&](auto format) { launch_wide<decltype(format)>(call, back, stream); });
+    precondition_wide::with_format(call, [&](auto format) {
+      using F = decltype(format);
+      (call.states != nullptr ? launch_wide<F, true> : launch_wide<F, false>)(call, back, stream);
+    });
   } else {
     choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
            [&]<class L>() { launch_any<L>(call, back, stream); });

@@ -300,6 +300,9 @@ struct Chunk {
   __device__ std::int64_t sequence_state(int channel) const {
     return (static_cast<std::int64_t>(place.sequence) * heads + head) * d_k + channel;
   }
+  __device__ std::int64_t chunk_state(int channel) const {
+    return (static_cast<std::int64_t>(number) * heads + head) * d_k + channel;
+  }
 
   __device__ LookBack look_back(const ChunkScan& scan, bool reverse) const {
     return {scan, place, reverse, d_k, heads, head};
@@ -309,10 +312,11 @@ struct Chunk {
   }
 
   // Publishes what the block adds, waits for what comes before it and leaves the state before each
-  // warp in `sums`. `initial` null: zero; `final` null: not wanted. Where rows are not `wanted`, no
-  // more is done than others and `final` need.
+  // warp in `sums`. `initial` null: zero; `final` and `states` (before each chunk) null: not
+  // wanted. Where rows are not `wanted`, no more is done than others and those two need.
   __device__ __forceinline__ void join(const ChunkScan& scan, float* sums, bool reverse,
-                                       const float* initial, float* final, bool wanted) const {
+                                       const float* initial, float* final, float* states,
+                                       bool wanted) const {
     const LookBack back = look_back(scan, reverse);
     const float* decays = window(reverse);
     const bool ends = back.index == place.chunks - 1;
@@ -322,13 +326,16 @@ struct Chunk {
       float state = back.starts() && initial != nullptr ? initial[at] : 0.0F;
       float sum = fold(sums, channel, reverse, state);
       back.publish_sum(channel, sum);
-      if (!wanted && !back.ends_window() && !(ends && final != nullptr)) continue;
+      if (!wanted && states == nullptr && !back.ends_window() && !(ends && final != nullptr)) {
+        continue;
+      }
       if (!back.starts()) {
         state = back.before(channel, decays);
         sum += decays[back.index % kScanWindow] * state;
       }
       back.publish_state(channel, sum);
       if (ends && final != nullptr) final[at] = sum;
+      if (states != nullptr) states[chunk_state(channel)] = state;
       if (wanted) spread(sums, channel, reverse, state);
     }
     __syncthreads();

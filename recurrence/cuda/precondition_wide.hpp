@@ -13,8 +13,13 @@
 namespace rankone::recurrence::cuda::precondition_wide {
 
 constexpr int kWidth = 128, kSize = 8, kLanes = kWidth / kSize;  // channels; of a lane; lanes
-constexpr int kThreads = 128, kSegments = kThreads / kLanes;
-constexpr int kRows = kPreconditionChunk / kSegments;  // of a segment
+
+// How a chunk lies in a block.
+template <int Threads>
+struct Segments {
+  static constexpr int kThreads = Threads, kSegments = Threads / kLanes;
+  static constexpr int kRows = kPreconditionChunk / kSegments;  // of a segment
+};
 
 // Eight numbers of 16 bits as they lie in memory.
 template <class Format>
@@ -54,28 +59,35 @@ __device__ __forceinline__ void store_if(bool wanted, Format* to, const float (&
 __device__ __forceinline__ int channel_of(int slot) {
   return slot / 4 % kLanes * kSize + slot / (4 * kLanes) * 4 + slot % 4;
 }
-// A number of every row summed over the lanes of the segment: row i in the lanes 2 i and 2 i + 1.
-__device__ __forceinline__ float segment_sums(float (&x)[kRows]) {
-  fold_lanes<kRows / 2, kLanes>(x);
-  return x[0] + __shfl_xor_sync(0xffffffffU, x[0], 1);
+// A number of every row summed over the lanes of the segment: each row in kLanes / Rows lanes.
+template <int Rows>
+__device__ __forceinline__ float segment_sums(float (&x)[Rows]) {
+  fold_lanes<Rows / 2, kLanes>(x);
+  float sum = x[0];
+#pragma unroll
+  for (int rest = kLanes / Rows / 2; rest > 0; rest /= 2) {
+    sum += __shfl_xor_sync(0xffffffffU, sum, rest);
+  }
+  return sum;
 }
 
 // Shared memory of a block.
-template <class Format>
+template <class Format, int Threads>
 struct Shared {
+  static constexpr int kSegments = Segments<Threads>::kSegments, kWarps = Threads / 32;
   float* decay;           // [chunk] exp(g)
   float* gain;            // [chunk] b / |k|^2: of the raw key
   float* weight;          // [chunk] gain, decayed to the end of the segment
   float* square_inverse;  // [chunk] 1 / |k|^2, 1 where keys are not normalised
   float* decays;          // [segments]
   float* window;          // [2, kScanWindow]: of chunks, on the way there and back
-  float* totals;          // [4]: of warps
+  float* totals;          // [warps]
   float* sums;            // [segments, width]: what a segment adds, then the state before it
-  float* history;         // [chunk, width]: A before each row
   Format* keys;           // [chunk, width]
+  float* history;         // [chunk, width]: A before each row
 
   static std::size_t bytes(bool back) {
-    const std::size_t gates = 4 * kPreconditionChunk + kSegments + 2 * kScanWindow + 4;
+    const std::size_t gates = 4 * kPreconditionChunk + kSegments + 2 * kScanWindow + kWarps;
     const std::size_t rows = back ? kSegments + kPreconditionChunk : kSegments;
     return (gates + rows * kWidth) * sizeof(float) +
            (back ? kPreconditionChunk * kWidth * sizeof(Format) : 0);
@@ -88,20 +100,22 @@ struct Shared {
     decays = square_inverse + kPreconditionChunk;
     window = decays + kSegments;
     totals = window + 2 * kScanWindow;
-    sums = totals + 4;
-    history = sums + kSegments * kWidth;
-    keys = reinterpret_cast<Format*>(history + kPreconditionChunk * kWidth);
+    sums = totals + kWarps;
+    keys = reinterpret_cast<Format*>(sums + kSegments * kWidth);
+    history = reinterpret_cast<float*>(keys + kPreconditionChunk * kWidth);
   }
 };
 
 // What a block works on. A row that the chunk lacks is one of zeros that adds and decays nothing.
-template <class F>
+template <class F, int Threads>
 struct Chunk {
   using Format = F;
-  static constexpr int kGroup = 4;  // rows whose gates are read together
+  static constexpr int kSegments = Segments<Threads>::kSegments, kRows = Segments<Threads>::kRows;
+  static constexpr int kRowLanes = kLanes / kRows;  // lanes that have the gates of a row
+  static constexpr int kGroup = 4;                  // rows whose gates are read together
 
   const PreconditionCall& call;
-  Shared<F> shared;
+  Shared<F, Threads> shared;
   int number, heads, head;
   ChunkPlace place;
   int lane, segment, begin, count;  // rows of the segment, within the chunk
@@ -149,13 +163,13 @@ struct Chunk {
   }
   __device__ F* key_row(int r) const { return shared.keys + (begin + r) * kWidth + lane * kSize; }
 
-  // The gates of row lane / 2 of the segment, on their way.
+  // The gates of row lane / kRowLanes of the segment, on their way.
   struct Gates {
     float g = 0.0F, b = 0.0F;
   };
   __device__ __forceinline__ Gates read_gates() const {
     Gates gates;
-    const int own = lane / 2;
+    const int own = lane / kRowLanes;
     if (own < count) {
       gates.g = load(call.g, gate_at(own));
       gates.b = load(call.b, gate_at(own), 1.0F);
@@ -166,15 +180,15 @@ struct Chunk {
   // the key of a row.
   template <class Key>
   __device__ __forceinline__ void put_gates(const Gates& gates, Key&& key) const {
-    const int own = lane / 2;
+    const int own = lane / kRowLanes;
     const float decay = std::exp(gates.g), gain = gates.b;
     float through = decay;
 #pragma unroll
     for (int step = 1; step < kRows; step *= 2) {
-      const float later = __shfl_down_sync(0xffffffffU, through, 2 * step, kLanes);
+      const float later = __shfl_down_sync(0xffffffffU, through, kRowLanes * step, kLanes);
       if (own + step < kRows) through *= later;
     }
-    float behind = __shfl_down_sync(0xffffffffU, through, 2, kLanes);
+    float behind = __shfl_down_sync(0xffffffffU, through, kRowLanes, kLanes);
     if (own == kRows - 1) behind = 1.0F;
     float inverse = 1.0F;
     if (call.normalize) {
@@ -189,7 +203,7 @@ struct Chunk {
       }
       inverse = 1.0F / (segment_sums(squares) + 1e-6F);
     }
-    if (lane % 2 == 0) {
+    if (lane % kRowLanes == 0) {
       shared.decay[begin + own] = decay;
       shared.gain[begin + own] = gain * inverse;
       shared.weight[begin + own] = gain * inverse * behind;
@@ -262,6 +276,9 @@ struct Chunk {
   __device__ std::int64_t sequence_state(int slot) const {
     return (static_cast<std::int64_t>(place.sequence) * heads + head) * kWidth + channel_of(slot);
   }
+  __device__ std::int64_t chunk_state(int slot) const {
+    return (static_cast<std::int64_t>(number) * heads + head) * kWidth + channel_of(slot);
+  }
   __device__ LookBack look_back(const ChunkScan& scan, bool reverse) const {
     return {scan, place, reverse, kWidth, heads, head};
   }
@@ -272,21 +289,24 @@ struct Chunk {
   // As that of precondition_chunk.hpp. A thread takes a channel.
   // `initial` and `final` are `unit` times the state.
   __device__ __forceinline__ void join(const ChunkScan& scan, bool reverse, const float* initial,
-                                       float* final, bool wanted, float unit = 1.0F) const {
+                                       float* final, float* states, bool wanted,
+                                       float unit = 1.0F) const {
     const LookBack back = look_back(scan, reverse);
     const float* decays = window(reverse);
     const bool ends = back.index == place.chunks - 1;
     const int slot = static_cast<int>(threadIdx.x);
+    if (Threads > kWidth && slot >= kWidth) return __syncthreads();
     float state = back.starts() && initial != nullptr ? initial[sequence_state(slot)] / unit : 0.0F;
     float sum = fold(slot, reverse, state);
     back.publish_sum(slot, sum);
-    if (wanted || back.ends_window() || (ends && final != nullptr)) {
+    if (wanted || states != nullptr || back.ends_window() || (ends && final != nullptr)) {
       if (!back.starts()) {
         state = back.before(slot, decays);
         sum += decays[back.index % kScanWindow] * state;
       }
       back.publish_state(slot, sum);
       if (ends && final != nullptr) final[sequence_state(slot)] = unit * sum;
+      if (states != nullptr) states[chunk_state(slot)] = state;
       if (wanted) spread(slot, reverse, state);
     }
     __syncthreads();
@@ -300,8 +320,8 @@ struct Factor {
   float power, shift, slope, eps;
   float d_center = 0.0F;
 
-  template <class F>
-  __device__ explicit Factor(const Chunk<F>& chunk)
+  template <class AnyChunk>
+  __device__ explicit Factor(const AnyChunk& chunk)
       : power(-chunk.call.log_x),
         shift(-power * kLog2OfE * load(chunk.call.parameter, chunk.head)),
         slope(kLn2 / std::abs(power)),

@@ -103,23 +103,39 @@ TEST_P(CudaPrecondition, AgreesWithFloat64) {
   const std::vector<Tensor> got = run_in_two_orders(cuda, [&] {
     const PreconditionOut out{output_like(in.target, cuda), output_like(problem.cot.final, cuda)};
     precondition(cuda, problem.sequences, in, out);
-    const PreconditionGrads grads{output_like(in.k, cuda),      output_like(in.target, cuda),
-                                  output_like(in.g, cuda),      output_like(in.b, cuda),
-                                  output_like(in.center, cuda), output_like(in.ridge, cuda),
-                                  output_like(in.initial, cuda)};
-    precondition_vjp(cuda, problem.sequences, in, problem.cot, grads);
-    return std::vector<Tensor>{out.out, out.final,    grads.k,     grads.target, grads.g,
-                               grads.b, grads.center, grads.ridge, grads.initial};
+    std::vector<Tensor> results{out.out, out.final};
+    const std::int64_t numbers = precondition_saved(cuda, problem.sequences, in);
+    const Tensor saved = output_like(Tensor::empty({numbers}, Dtype::f32), cuda);
+    const PreconditionOut again{output_like(in.target, cuda), {}, saved};
+    precondition(cuda, problem.sequences, in, again);
+    results.push_back(again.out);
+    for (const bool with_saved : {false, true}) {
+      const PreconditionGrads grads{output_like(in.k, cuda),      output_like(in.target, cuda),
+                                    output_like(in.g, cuda),      output_like(in.b, cuda),
+                                    output_like(in.center, cuda), output_like(in.ridge, cuda),
+                                    output_like(in.initial, cuda)};
+      PreconditionCotangents cot = problem.cot;
+      if (with_saved) cot.saved = saved;
+      precondition_vjp(cuda, problem.sequences, in, cot, grads);
+      for (const Tensor& gradient :
+           {grads.k, grads.target, grads.g, grads.b, grads.center, grads.ridge, grads.initial}) {
+        results.push_back(gradient);
+      }
+    }
+    return results;
   });
   expect_close("out", got[0], expected.out, kBound);
   expect_close("final", got[1], expected.final, kBound);
-  expect_close("dk", got[2], d_expected.k, kBound);
-  expect_close("dtarget", got[3], d_expected.target, kBound);
-  expect_close("dg", got[4], d_expected.g, kBound);
-  expect_close("db", got[5], d_expected.b, kBound);
-  expect_close("dcenter", got[6], d_expected.center, kBound);
-  expect_close("dridge", got[7], d_expected.ridge, kBound);
-  expect_close("dinitial", got[8], d_expected.initial, kBound);
+  EXPECT_TRUE(same_bits("out, states saved", got[2], got[0]));
+  for (std::size_t first = 3; first < got.size(); first += 7) {
+    expect_close("dk", got[first], d_expected.k, kBound);
+    expect_close("dtarget", got[first + 1], d_expected.target, kBound);
+    expect_close("dg", got[first + 2], d_expected.g, kBound);
+    expect_close("db", got[first + 3], d_expected.b, kBound);
+    expect_close("dcenter", got[first + 4], d_expected.center, kBound);
+    expect_close("dridge", got[first + 5], d_expected.ridge, kBound);
+    expect_close("dinitial", got[first + 6], d_expected.initial, kBound);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, CudaPrecondition,

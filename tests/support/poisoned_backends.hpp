@@ -308,6 +308,10 @@ class Poisoned final : public Backend {
     const PoisonedMemory::Access access(memory_);
     inner_.precondition(a0, a1, a2, a3);
   }
+  std::int64_t precondition_saved(Context& a0, const Sequences& a1,
+                                  const Precondition& a2) const override {
+    return inner_.precondition_saved(a0, a1, a2);
+  }
   void precondition_vjp(Context& a0, const Sequences& a1, const Precondition& a2,
                         const PreconditionCotangents& a3,
                         const PreconditionGrads& a4) const override {
