@@ -25,7 +25,9 @@ inline constexpr int kChunkRows = 64;
 inline constexpr int kSquareBytes = 64 * 64 * 2;  // Y or P
 // Bytes of in, out, gain, keep and precise.
 __host__ __device__ constexpr int number_bytes(int columns) { return 3 * 256 + columns * 4 + 16; }
-inline constexpr int kValueTile = 64;  // value columns of one block of the scans
+inline constexpr int kLeanKeep = 4;           // the columns of lean records there
+inline constexpr int kSumBytes = 64 * 2 * 4;  // of the sums of gates
+inline constexpr int kValueTile = 64;         // value columns of one block of the scans
 
 // Columns of a key tile: d_k rounded up to what the kernels are compiled for.
 __host__ __device__ constexpr int key_columns(int d_k) {
@@ -54,12 +56,19 @@ __host__ __device__ constexpr int value_tiles(int d_v) {
 //   channel decay only: Q~, E~ (delta calls), W^: [64, key_columns] tiles, without `scale`
 //   Y low    [64, 64] tile (delta calls): what rounding Y to the format has left; written where
 //            `precise` is set, and read by nobody else
+//
+// Lean records are those of forward calls without channel decay where the scan makes P itself from
+// the keys that it has: no P, `keep` is kLeanKeep equal floats, and behind `precise`
+//
+//   sums     [64] float2: G_i in base 2 as sum_gates() has it
 struct RecordLayout {
-  std::int64_t square_y, square_low, square_p, in, out, gain, keep, precise, query, erase, write,
-      bytes;
+  std::int64_t square_y, square_low, square_p, in, out, gain, keep, precise, sums, query, erase,
+      write, bytes;
+  bool lean;
 
   RecordLayout() = default;
-  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta)
+  __host__ __device__ constexpr RecordLayout(int d_k, GateKind gate, bool delta,
+                                             bool lean_record = false)
       : square_y(0),
         square_low(0),
         square_p(0),
@@ -68,19 +77,22 @@ struct RecordLayout {
         gain(0),
         keep(0),
         precise(0),
+        sums(0),
         query(0),
         erase(0),
         write(0),
-        bytes(0) {
+        bytes(0),
+        lean(lean_record) {
     const int columns = key_columns(d_k);
     const std::int64_t key_tile = std::int64_t{64} * columns * 2;
     square_p = square_y + (delta ? kSquareBytes : 0);
-    in = square_p + kSquareBytes;
+    in = square_p + (lean ? 0 : kSquareBytes);
     out = in + 64 * 4;
     gain = out + 64 * 4;
     keep = gain + 64 * 4;
-    precise = keep + columns * 4;
-    query = precise + 16;
+    precise = keep + (lean ? kLeanKeep : columns) * 4;
+    sums = precise + 16;
+    query = sums + (lean ? kSumBytes : 0);
     const bool scaled = gate == GateKind::channel;
     erase = query + (scaled ? key_tile : 0);
     write = erase + (scaled && delta ? key_tile : 0);

@@ -74,9 +74,9 @@ __device__ __forceinline__ void sum_gates(float2 (&sums)[2], const GatePair& gat
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const double before = __shfl_up_sync(0xffffffffU, sum[half], distance);
-      if (lane >= distance) sum[half] += before;
+    for (double& one : sum) {
+      const double before = __shfl_up_sync(0xffffffffU, one, distance);
+      if (lane >= distance) one += before;
     }
   }
   sum[1] += __shfl_sync(0xffffffffU, sum[0], 31);

@@ -11,9 +11,12 @@ namespace rankone::recurrence::cuda {
 struct ChunkPrepDevice {
   Engine engine = Engine::mma;
   int multiprocessors = 1;
+  // Chunks of every sequence, from its first; negative: all. All but for lean records of delta
+  // calls whose sequences are of one length.
+  std::int64_t chunks = -1;
 };
 
-// Reads q, e, w, g and b; writes all records. d_k is a multiple of 8.
+// Reads q, e, w, g and b; writes the records. d_k is a multiple of 8.
 void launch_chunk_prep(const ChunkCall& call, const ChunkPrepDevice& device, void* stream);
 
 // The part of it for channel decay.

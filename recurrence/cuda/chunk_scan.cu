@@ -12,6 +12,9 @@ namespace {
 
 void start(const ScanForward& scan, bool output, Engine engine, void* stream) {
   const bool brain = scan.chunk.call.format == Dtype::bf16;
+  if (scan.chunk.layout.lean) {
+    return (brain ? start_scan_lean_bf16 : start_scan_lean_f16)(scan, output, stream);
+  }
   if (engine == Engine::mma)
     return (brain ? start_scan_mma_bf16 : start_scan_mma_f16)(scan, output, stream);
   (brain ? start_scan_wgmma_bf16 : start_scan_wgmma_f16)(scan, output, stream);
@@ -62,7 +65,10 @@ int shared_bytes(const TwoKeyCall& call) {
   int bytes = 0;
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
     constexpr int kGroups = ScanBlock<Engine>::kGroups;
-    const int stage = ScanStage<dk, scaled, delta, true>::bytes(call.same_key, kGroups);
+    const int back = ScanStage<dk, scaled, delta, true>::bytes(call.same_key, kGroups);
+    constexpr bool kLean = Engine::kBulk && !scaled;
+    const int lean = FedStage<dk, scaled, delta, true, kLean>::bytes(call.same_key, kGroups);
+    const int stage = std::max(back, lean);
     bytes = scan_bytes(scan_stages<Engine>(stage), stage);
   });
   return bytes;
@@ -102,6 +108,18 @@ void launch_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segme
   start(scan, chunk.call.o != nullptr, engine, stream);
 }
 
+void launch_scan_window(const ChunkCall& chunk, const ScanTensors& tensors,
+                        const Segments& segments, float* ends, int number, const PrepBeside& beside,
+                        void* stream) {
+  ScanForward scan = forward_scan(chunk, tensors, segments);
+  scan.range.from = number;
+  scan.range.to = number + 1;
+  if (number + 1 < segments.count) scan.maps.h = ends;
+  if (beside.from == beside.to) return start(scan, true, Engine::wgmma, stream);
+  (chunk.call.format == Dtype::bf16 ? start_scan_beside_bf16 : start_scan_beside_f16)(scan, beside,
+                                                                                      stream);
+}
+
 void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
                          const Segments& segments, const SegmentMaps& maps, Engine engine,
                          void* stream) {
@@ -111,6 +129,9 @@ void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
   lead.range.to = scan.range.from = 1;
   lead.maps = maps;
   const bool brain = chunk.call.format == Dtype::bf16;
+  if (chunk.layout.lean) {
+    return (brain ? start_scan_lead_lean_bf16 : start_scan_lead_lean_f16)(lead, scan, stream);
+  }
   if (engine == Engine::mma) {
     return (brain ? start_scan_lead_mma_bf16 : start_scan_lead_mma_f16)(lead, scan, stream);
   }

@@ -21,7 +21,8 @@ struct Segments {
   // call's initial state.
   const float* starts = nullptr;
   // The maps (SegmentMaps::m), if the scan is to carry states to the starts of segments itself;
-  // then what segment s - 1 adds stands in place s of `starts`. Calls with outputs, wgmma.
+  // then what segment s - 1 adds stands in place s of `starts`. Calls with outputs, wgmma,
+  // no lean records.
   const void* maps = nullptr;
 };
 
@@ -43,6 +44,10 @@ __host__ __device__ constexpr std::int64_t map_bytes(int d_k) {
 }
 
 enum class Engine { mma, wgmma };
+// Whether launch_scan() and launch_segment_maps() take lean records too.
+inline bool takes_lean_records(const TwoKeyCall& call, Engine engine) {
+  return engine == Engine::wgmma && call.delta && call.gate != GateKind::channel;
+}
 
 // The tensors of a call as the copy engine wants them (wgmma); those that are not needed are empty.
 struct ScanTensors {
@@ -56,6 +61,18 @@ int scan_shared_bytes(const TwoKeyCall& call, Engine engine);
 // o and the final state. d_k at most 128.
 void launch_scan(const ChunkCall& chunk, const ScanTensors& tensors, const Segments& segments,
                  Engine engine, void* stream);
+// A forward scan of calls with o, one window of the chunks after the other: segments whose starts
+// are the ends of those before. Lean records, delta calls of more than 64 channels. Beside a window
+// the chunks `from` to `to` of every sequence are prepared by `blocks` blocks more.
+struct PrepBeside {
+  std::int64_t from = 0, to = 0;
+  int blocks = 0;
+};
+// Window `number`, whose records are there; blocks of two tiles. `ends`: place 1 of
+// segments.starts.
+void launch_scan_window(const ChunkCall& chunk, const ScanTensors& tensors,
+                        const Segments& segments, float* ends, int number, const PrepBeside& beside,
+                        void* stream);
 // The maps of the segments; no o but that of a leading segment, no final state.
 void launch_segment_maps(const ChunkCall& chunk, const ScanTensors& tensors,
                          const Segments& segments, const SegmentMaps& maps, Engine engine,

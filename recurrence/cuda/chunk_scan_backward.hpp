@@ -41,9 +41,9 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
                           {scan.maps ? 1 : 0, scan.segments, false}, scan.groups);
   if (threadIdx.x >= Block::kWorkers) {
     Engine::template give_registers<kFeedRegistersBack>();
-    feed_scan<DK, Scaled, Delta, true, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
-                                               bytes, scan.back.d_o,
-                                               scan.maps ? nullptr : scan.back.d_v, true, {}, 0);
+    feed_scan<Format, DK, Scaled, Delta, true, Engine, false>(
+        chunk, scan.tensors, task, barriers, scan.stages, bytes, scan.back.d_o,
+        scan.maps ? nullptr : scan.back.d_v, true, {}, 0);
     return;
   }
   Engine::template take_registers<kGroupRegistersBack>();

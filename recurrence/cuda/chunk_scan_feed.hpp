@@ -117,21 +117,20 @@ class ChunkLoader {
 
 // The same with the copy engine, by one thread, for all groups of a block: chunk `index` of the
 // sequence. Its bytes are counted at `barrier`, with one arrival.
-template <int DK, bool Scaled, bool Delta, bool Seen>
+template <class Stage, int DK, bool Scaled, bool Delta, bool Seen, bool Lean>
 __device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTensors& tensors,
                                           const ScanTask& task, unsigned char* stage, int index,
                                           std::uint64_t* barrier) {
-  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
   using Key = typename Stage::Key;
-  constexpr int kNumbers = number_bytes(DK);
+  constexpr int kNumbers = Stage::kNumberBytes + (Lean && Seen ? kSumBytes : 0);
+  constexpr int kSquares = (Delta ? kSquareBytes : 0) + (Seen && !Lean ? kSquareBytes : 0);
   const RecordLayout& layout = chunk.layout;
   const unsigned char* record = task.record + index * (chunk.call.value_heads * layout.bytes);
   const bool separate = Stage::separate(chunk.call.same_key);
   const int keys = 1 + (Seen ? 1 : 0) + (Delta && (Scaled || separate) ? 1 : 0);
   mbarrier_arrive_expect(
-      barrier,
-      static_cast<std::uint32_t>(kNumbers + (Delta ? kSquareBytes : 0) + (Seen ? kSquareBytes : 0) +
-                                 task.values * Stage::Value::kBytes + keys * Key::kBytes));
+      barrier, static_cast<std::uint32_t>(kNumbers + kSquares + task.values * Stage::Value::kBytes +
+                                          keys * Key::kBytes));
   const int row = static_cast<int>(task.row) + index * kChunkRows;
   if constexpr (!Scaled) {
     const auto rows = [&](unsigned char* tile, const TensorMap* map) {
@@ -147,7 +146,7 @@ __device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTens
     rows(stage + Stage::kWrite, &tensors.write);
     if constexpr (Seen) rows(stage + Stage::kQuery, &tensors.query);
   }
-  if constexpr (Seen) {
+  if constexpr (Seen && !Lean) {
     copy_bulk(stage + Stage::kSquareY, record, static_cast<std::uint32_t>(layout.square_low),
               barrier);
   } else {
@@ -162,11 +161,10 @@ __device__ __forceinline__ void load_bulk(const ChunkCall& chunk, const ScanTens
 }
 // Its values, whose bytes are counted there too: what stands in their place may be a result that is
 // taken away last.
-template <int DK, bool Scaled, bool Delta, bool Seen>
+template <class Stage>
 __device__ __forceinline__ void load_values(const ChunkCall& chunk, const ScanTensors& tensors,
                                             const ScanTask& task, unsigned char* stage, int index,
                                             std::uint64_t* barrier) {
-  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
   const int row = static_cast<int>(task.row) + index * kChunkRows;
   for (int i = 0; i < task.values; ++i) {
     copy_rows(stage + Stage::value(chunk.call.same_key, i), &tensors.value,
@@ -182,15 +180,17 @@ inline constexpr int kFullBarrier = 1, kDoneBarrier = 5, kGroupBarrier = 9, kFee
 
 struct ScanBarriers {
   std::uint64_t *arrived, *done;  // [stages] each
+  std::uint64_t* made;            // [stages], where other warps make P
 
   // Behind the stages, and the task behind them.
   __device__ ScanBarriers(unsigned char* shared, int stages, int stage_bytes)
       : arrived(reinterpret_cast<std::uint64_t*>(shared + stages * stage_bytes)),
-        done(arrived + stages) {}
+        done(arrived + stages),
+        made(done + stages) {}
 };
 // Bytes of shared memory of a block.
 __host__ __device__ constexpr int scan_bytes(int stages, int stage_bytes) {
-  return stages * (stage_bytes + 16) + static_cast<int>(sizeof(ScanTask));
+  return stages * (stage_bytes + 24) + static_cast<int>(sizeof(ScanTask));
 }
 
 // The beginning of a block, by all threads: its task and its barriers.
@@ -200,7 +200,7 @@ __device__ __forceinline__ const ScanTask& start_block(const ScanBarriers& barri
                                                        const ScanTensors& tensors,
                                                        std::int64_t block, int segments,
                                                        const SegmentRange& range, int most) {
-  auto& task = *reinterpret_cast<ScanTask*>(barriers.done + stages);
+  auto& task = *reinterpret_cast<ScanTask*>(barriers.made + stages);
   if (threadIdx.x == 0) {
     task.set(chunk, static_cast<std::uint32_t>(block), segments, range, most);
     if constexpr (Engine::kBulk) {
@@ -208,6 +208,7 @@ __device__ __forceinline__ const ScanTask& start_block(const ScanBarriers& barri
       for (int i = 0; i < stages; ++i) {
         mbarrier_init(barriers.arrived + i, 1);
         mbarrier_init(barriers.done + i, task.groups * 4);
+        mbarrier_init(barriers.made + i, 4);
       }
       mbarrier_fence();
     }
@@ -312,7 +313,22 @@ __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stag
   }
 }
 
-// What they do otherwise.
+// What four warps that make P do: `make(stage)` adds to a stage what is made of its tiles.
+template <class Make>
+__device__ __forceinline__ void make_bulk(const ScanBarriers& barriers, int stages, int count,
+                                          Make&& make) {
+  Turn turn;
+  for (int number = 0; number < count; ++number) {
+    mbarrier_wait(barriers.arrived + turn.stage, turn.parity);
+    make(turn.stage);
+    fence_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers.made + turn.stage);
+    turn = turn.next(stages);
+  }
+}
+
+// What the feeding warps do otherwise.
 template <int Stages, class Load, class Store>
 __device__ __forceinline__ void feed(int begin, int count, int step, int threads, Load&& load,
                                      Store&& store) {

@@ -9,6 +9,7 @@
 // waits for them, and those for O in between, where the tensor cores would wait for rounding.
 
 #include "recurrence/cuda/chunk_scan_feed.hpp"
+#include "recurrence/cuda/chunk_scan_products.hpp"
 
 namespace rankone::recurrence::cuda {
 
@@ -30,13 +31,14 @@ __device__ __forceinline__ int maps_before(const Segments& segments, const ScanT
 
 // Brings `maps` maps, from that of the second segment on, and the chunks of a task, in order or
 // from the last to the first, and takes the rows that the groups leave in the tiles of their values
-// to `result` ([R, HV, V], may be null). By the four warps behind the groups.
-template <int DK, bool Scaled, bool Delta, bool Seen, class Engine>
+// to `result` ([R, HV, V], may be null). By the four warps behind the groups. Lean:
+// P is made of the tiles here.
+template <class Format, int DK, bool Scaled, bool Delta, bool Seen, class Engine, bool Lean>
 __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTensors& tensors,
                                           const ScanTask& task, const ScanBarriers& barriers,
                                           int stages, int bytes, const void* value, void* result,
                                           bool back, const Segments& segments, int maps) {
-  using Stage = ScanStage<DK, Scaled, Delta, Seen>;
+  using Stage = FedStage<DK, Scaled, Delta, Seen, Lean>;
   using Value = typename Stage::Value;
   const TwoKeyCall& call = chunk.call;
   unsigned char* const shared = shared_memory();
@@ -69,12 +71,12 @@ __device__ __forceinline__ void feed_scan(const ChunkCall& chunk, const ScanTens
           copy_bulk(shared + stage * bytes, from, bytes_of_part, barriers.arrived + stage);
         },
         [&](int stage, int index) {
-          load_bulk<DK, Scaled, Delta, Seen>(chunk, tensors, task, shared + stage * bytes, index,
-                                             barriers.arrived + stage);
+          load_bulk<Stage, DK, Scaled, Delta, Seen, Lean>(
+              chunk, tensors, task, shared + stage * bytes, index, barriers.arrived + stage);
         },
         [&](int stage, int index) {
-          load_values<DK, Scaled, Delta, Seen>(chunk, tensors, task, shared + stage * bytes, index,
-                                               barriers.arrived + stage);
+          load_values<Stage>(chunk, tensors, task, shared + stage * bytes, index,
+                             barriers.arrived + stage);
         },
         store);
   } else {
@@ -99,6 +101,10 @@ class StageTurns {
   __device__ __forceinline__ void first(bool any) const { wait(turn_, any); }
   // The next chunk's tiles, if there is one. May come while products run.
   __device__ __forceinline__ void ahead(bool wanted) const { wait(turn_.next(stages_), wanted); }
+  // What other warps make of the present chunk's tiles. Likewise.
+  __device__ __forceinline__ void made() const {
+    mbarrier_wait(barriers_.made + turn_.stage, turn_.parity);
+  }
   // Where ordinary copies bring the tiles the wait is here instead, at the start of a chunk.
   __device__ __forceinline__ void start() const {
     if constexpr (!Engine::kBulk) barrier_sync(kFullBarrier + turn_.stage, kThreads);
@@ -239,11 +245,16 @@ __device__ __forceinline__ void carry_state(float (&state)[DK / 2], const ScanFo
   }
 }
 
-template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
+// Lean: of lean records. Where there is an output, P is made by the second group of a block, which
+// takes one tile then, or, Pairs, by four more warps.
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine, bool Lean,
+          bool Pairs>
 __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64_t block) {
   using Block = ScanBlock<Engine>;
-  using Stage = ScanStage<DK, Scaled, Delta, Output>;
+  using Stage = FedStage<DK, Scaled, Delta, Output, Lean>;
   constexpr int kSteps = DK / 16;
+  constexpr bool kMakes = Lean && Output, kMore = kMakes && Pairs;
+  constexpr bool kCarries = Output && Engine::kBulk && !Lean;  // where the segments say so
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   unsigned char* const shared = shared_memory();
@@ -254,25 +265,38 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   if (!call.takes(task.rows)) return;
   const int group = group_number();
 
+  if constexpr (kMakes) {
+    if (kMore ? threadIdx.x >= Block::kThreads : group == 1) {
+      if constexpr (kMore) {
+        Engine::template give_registers<kMakeRegisters>();
+      } else {
+        Engine::template take_registers<kGroupRegisters>();
+      }
+      const float scale = call.scale;
+      return make_bulk(barriers, scan.stages, task.end - task.begin, [&](int stage) {
+        make_products<Format, Stage, Engine, !kMore>(shared + stage * bytes, scale);
+      });
+    }
+  }
   if (threadIdx.x >= Block::kWorkers) {
-    Engine::template give_registers<kFeedRegisters>();
+    Engine::template give_registers<kMore ? kFeedRegistersMaking : kFeedRegisters>();
     const void* const value = task.values > 0 ? call.v : nullptr;
     void* const result = Output ? call.o : Delta && task.values > 0 ? scan.z : nullptr;
-    feed_scan<DK, Scaled, Delta, Output, Engine>(chunk, scan.tensors, task, barriers, scan.stages,
-                                                 bytes, value, result, false, scan.segments,
-                                                 Output ? maps_before(scan.segments, task) : 0);
+    feed_scan<Format, DK, Scaled, Delta, Output, Engine, Lean>(
+        chunk, scan.tensors, task, barriers, scan.stages, bytes, value, result, false,
+        scan.segments, kCarries ? maps_before(scan.segments, task) : 0);
     return;
   }
-  Engine::template take_registers<kGroupRegisters>();
+  Engine::template take_registers<kMore ? kGroupRegistersMaking : kGroupRegisters>();
   if (group >= task.groups) return;
 
   float state[DK / 2];
   load_state<DK>(state, scan, task, StatePlace(call, task, group));
   const std::uint32_t mask = group >= task.values ? 0U : ~0U;  // for the values
   StageTurns<Engine> turns(barriers, scan.stages);
-  const int maps = Output && Engine::kBulk ? maps_before(scan.segments, task) : 0;
+  const int maps = kCarries ? maps_before(scan.segments, task) : 0;
   turns.first(maps > 0 || task.end > task.begin);
-  if constexpr (Output && Engine::kBulk) {
+  if constexpr (kCarries) {
     const StatePlace place(call, task, group);
     carry_state<DK>(state, scan, task, maps, turns, shared, bytes, place.head, place.column);
   }
@@ -414,6 +438,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
         seen[4 * n + 2] *= call.scale * in.x;
         seen[4 * n + 3] *= call.scale * in.y;
       }
+      if constexpr (Lean) turns.made();
       Engine::begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {

@@ -8,21 +8,28 @@
 
 namespace rankone::recurrence::cuda {
 
-template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine>
-__global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
+// Threads of a block of the forward scan.
+template <class Engine, bool More>
+inline constexpr int kScanThreads =
+    More ? ScanBlock<Engine>::kMakingThreads : ScanBlock<Engine>::kThreads;
+
+template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engine, bool Lean,
+          bool Pairs>
+__global__ void __launch_bounds__((kScanThreads<Engine, Lean && Output && Pairs>), 1)
     scan_kernel(const __grid_constant__ ScanForward scan) {
-  scan_forward<Format, DK, Scaled, Delta, Output, Engine>(scan, blockIdx.x);
+  scan_forward<Format, DK, Scaled, Delta, Output, Engine, Lean, Pairs>(scan, blockIdx.x);
 }
 
 // The first blocks scan, with outputs, the others make maps.
-template <class Format, int DK, bool Scaled, bool Delta, class Engine>
+template <class Format, int DK, bool Scaled, bool Delta, class Engine, bool Lean>
 __global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
     scan_lead_kernel(const __grid_constant__ ScanForward lead,
                      const __grid_constant__ ScanForward maps, std::int64_t lead_blocks) {
   if (blockIdx.x < lead_blocks) {
-    scan_forward<Format, DK, Scaled, Delta, true, Engine>(lead, blockIdx.x);
+    scan_forward<Format, DK, Scaled, Delta, true, Engine, Lean, false>(lead, blockIdx.x);
   } else {
-    scan_forward<Format, DK, Scaled, Delta, false, Engine>(maps, blockIdx.x - lead_blocks);
+    scan_forward<Format, DK, Scaled, Delta, false, Engine, Lean, false>(maps,
+                                                                        blockIdx.x - lead_blocks);
   }
 }
 
@@ -34,7 +41,8 @@ __global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
   if (blockIdx.x < back.blocks) {
     scan_backward<Format, DK, Scaled, Delta, Engine>(back, blockIdx.x);
   } else {
-    scan_forward<Format, DK, Scaled, Delta, false, Engine>(forward, blockIdx.x - back.blocks);
+    scan_forward<Format, DK, Scaled, Delta, false, Engine, false, false>(forward,
+                                                                         blockIdx.x - back.blocks);
   }
 }
 
@@ -81,37 +89,50 @@ std::int64_t prepare_scan(ScanForward& scan) {
   return call.rows.sequences * call.value_heads * scan_units(call, scan.range, scan.groups);
 }
 
-template <class Format, class Engine>
+// Of the kernels that take lean records or of the others.
+template <class Format, class Engine, bool Lean>
 void start_scan_lead(ScanForward lead, ScanForward maps, void* stream) {
   using Block = ScanBlock<Engine>;
   const TwoKeyCall& call = lead.chunk.call;
+  if (Lean) lead.segments.scan_tiles = 1;
   const std::int64_t lead_blocks = prepare_scan<Engine>(lead);
   const std::int64_t blocks = lead_blocks + prepare_scan<Engine>(maps);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const auto bytes_of = [&](ScanForward& scan, auto seen) {
-      const int bytes = ScanStage<dk, scaled, delta, seen>::bytes(call.same_key, scan.groups);
-      scan.stages = scan_stages<Engine>(bytes);
-      return scan_bytes(scan.stages, bytes);
-    };
-    const int bytes = std::max(bytes_of(lead, std::true_type{}), bytes_of(maps, std::false_type{}));
-    launch(scan_lead_kernel<Format, dk, scaled, delta, Engine>, blocks, Block::kThreads,
-           static_cast<std::size_t>(bytes), stream, lead, maps, lead_blocks);
+    if constexpr (!Lean || (delta && !scaled)) {
+      const auto bytes_of = [&](ScanForward& scan, auto seen) {
+        const int bytes =
+            FedStage<dk, scaled, delta, seen, Lean>::bytes(call.same_key, scan.groups);
+        scan.stages = scan_stages<Engine>(bytes);
+        return scan_bytes(scan.stages, bytes);
+      };
+      const int bytes =
+          std::max(bytes_of(lead, std::true_type{}), bytes_of(maps, std::false_type{}));
+      launch(scan_lead_kernel<Format, dk, scaled, delta, Engine, Lean>, blocks, Block::kThreads,
+             static_cast<std::size_t>(bytes), stream, lead, maps, lead_blocks);
+    }
   });
 }
 
-template <class Format, class Engine>
+template <class Format, class Engine, bool Lean>
 void start_scan(ScanForward scan, bool output, void* stream) {
-  using Block = ScanBlock<Engine>;
   const TwoKeyCall& call = scan.chunk.call;
   const std::int64_t blocks = prepare_scan<Engine>(scan);
   with_scan_choices(call, [&](auto dk, auto scaled, auto delta) {
-    const auto start = [&](auto seen) {
-      const int bytes = ScanStage<dk, scaled, delta, seen>::bytes(call.same_key, scan.groups);
-      scan.stages = scan_stages<Engine>(bytes);
-      launch(scan_kernel<Format, dk, scaled, delta, seen, Engine>, blocks, Block::kThreads,
-             static_cast<std::size_t>(scan_bytes(scan.stages, bytes)), stream, scan);
-    };
-    output ? start(std::true_type{}) : start(std::false_type{});
+    if constexpr (!Lean || (delta && !scaled)) {
+      const auto start = [&](auto seen, auto pairs) {
+        const int bytes =
+            FedStage<dk, scaled, delta, seen, Lean>::bytes(call.same_key, scan.groups);
+        scan.stages = scan_stages<Engine>(bytes);
+        launch(scan_kernel<Format, dk, scaled, delta, seen, Engine, Lean, pairs>, blocks,
+               kScanThreads<Engine, (Lean && seen && pairs)>,
+               static_cast<std::size_t>(scan_bytes(scan.stages, bytes)), stream, scan);
+      };
+      if (!output) return start(std::false_type{}, std::false_type{});
+      if constexpr (Lean) {
+        if (scan.groups > 1) return start(std::true_type{}, std::true_type{});
+      }
+      start(std::true_type{}, std::false_type{});
+    }
   });
 }
 
@@ -138,15 +159,26 @@ void start_scan_back(ScanBackward back, ScanForward forward, void* stream) {
   });
 }
 
-// Three for every format and engine, defined in chunk_scan_{mma,wgmma}_{bf16,f16}.cu.
-#define RANKONE_SCAN(name)                                                                     \
-  void start_scan_##name(const ScanForward& scan, bool output, void* stream);                  \
-  void start_scan_lead_##name(const ScanForward& lead, const ScanForward& maps, void* stream); \
+// For every format and engine, defined in chunk_scan_{mma,wgmma,lean}_{bf16,f16}.cu; "lean" is
+// wgmma with lean records.
+#define RANKONE_SCAN(name)                                                    \
+  void start_scan_##name(const ScanForward& scan, bool output, void* stream); \
+  void start_scan_lead_##name(const ScanForward& lead, const ScanForward& maps, void* stream);
+#define RANKONE_SCAN_BACK(name) \
   void start_scan_back_##name(const ScanBackward& back, const ScanForward& forward, void* stream);
 RANKONE_SCAN(mma_bf16)
 RANKONE_SCAN(mma_f16)
 RANKONE_SCAN(wgmma_bf16)
 RANKONE_SCAN(wgmma_f16)
+RANKONE_SCAN(lean_bf16)
+RANKONE_SCAN(lean_f16)
+void start_scan_beside_bf16(const ScanForward& scan, const PrepBeside& beside, void* stream);
+void start_scan_beside_f16(const ScanForward& scan, const PrepBeside& beside, void* stream);
+RANKONE_SCAN_BACK(mma_bf16)
+RANKONE_SCAN_BACK(mma_f16)
+RANKONE_SCAN_BACK(wgmma_bf16)
+RANKONE_SCAN_BACK(wgmma_f16)
 #undef RANKONE_SCAN
+#undef RANKONE_SCAN_BACK
 
 }  // namespace rankone::recurrence::cuda

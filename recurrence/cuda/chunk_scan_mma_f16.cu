@@ -3,10 +3,10 @@
 namespace rankone::recurrence::cuda {
 
 void start_scan_mma_f16(const ScanForward& scan, bool output, void* stream) {
-  start_scan<f16, MmaEngine<f16>>(scan, output, stream);
+  start_scan<f16, MmaEngine<f16>, false>(scan, output, stream);
 }
 void start_scan_lead_mma_f16(const ScanForward& lead, const ScanForward& maps, void* stream) {
-  start_scan_lead<f16, MmaEngine<f16>>(lead, maps, stream);
+  start_scan_lead<f16, MmaEngine<f16>, false>(lead, maps, stream);
 }
 void start_scan_back_mma_f16(const ScanBackward& back, const ScanForward& forward, void* stream) {
   start_scan_back<f16, MmaEngine<f16>>(back, forward, stream);

@@ -23,10 +23,12 @@ struct ScanBlock {
   static constexpr int kGroups = Engine::kBulk ? 2 : 1;
   static constexpr int kWorkers = kGroups * kGroup;
   static constexpr int kThreads = kWorkers + kGroup;
+  static constexpr int kMakingThreads = kThreads + kGroup;  // with four more that make P
 };
 // Registers of a thread on Hopper: together what 384 threads of 168 have. The scan backwards needs
-// more.
+// more. The last three: where four warps more make P.
 inline constexpr int kGroupRegisters = 224, kFeedRegisters = 56;
+inline constexpr int kGroupRegistersMaking = 208, kMakeRegisters = 64, kFeedRegistersMaking = 32;
 inline constexpr int kGroupRegistersBack = 232, kFeedRegistersBack = 40;
 __device__ __forceinline__ int group_number() { return static_cast<int>(threadIdx.x) / kGroup; }
 __device__ __forceinline__ int group_thread() { return static_cast<int>(threadIdx.x) % kGroup; }
@@ -36,9 +38,9 @@ __device__ __forceinline__ int group_warp() { return static_cast<int>(threadIdx.
 // decay (Scaled), from the record. Seen: with q and P. Row tiles stand at multiples of 1,024 bytes;
 // what comes from the record in its order; tiles that are not always there, that of e where it is
 // not w and the values of a second group, at the end. Own: bytes of a stage for what the block puts
-// there itself.
+// there itself. Lean: of lean records, P among what the block puts there.
 template <int DK, bool Scaled, bool Delta, bool Seen, class ValueTile = RowTile<64, kValueTile>,
-          int Own = 0>
+          int Own = 0, bool Lean = false>
 struct ScanStage {
   using Key = std::conditional_t<Scaled, Tile<64, DK, false>, RowTile<64, DK>>;
   using Value = ValueTile;
@@ -52,8 +54,10 @@ struct ScanStage {
   static constexpr int kSquareP = kSquareY + (Delta ? Square::kBytes : 0);
   static constexpr int kIn = kSquareP + (Seen ? Square::kBytes : 0);
   static constexpr int kOut = kIn + 256, kGain = kOut + 256, kKeep = kGain + 256;
-  static constexpr int kPrecise = kKeep + DK * 4;
-  static constexpr int kScaledQuery = kIn + number_bytes(DK);
+  static constexpr int kNumberBytes = number_bytes(Lean ? kLeanKeep : DK);
+  static constexpr int kPrecise = kIn + kNumberBytes - 16;
+  static constexpr int kSums = kIn + kNumberBytes;
+  static constexpr int kScaledQuery = kSums + (Lean && Seen ? kSumBytes : 0);
   static constexpr int kScaledErase = kScaledQuery + (Scaled && Seen ? Key::kBytes : 0);
   static constexpr int kScaledWrite = kScaledErase + (Scaled && Delta ? Key::kBytes : 0);
   static constexpr int kEnd = (kScaledWrite + (Scaled ? Key::kBytes : 0) + 1023) / 1024 * 1024;

@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
-                       std::int64_t chunks, int multiprocessors, bool back, double* microseconds) {
+                       std::int64_t chunks, int multiprocessors, bool back, bool lean,
+                       double* microseconds) {
   constexpr int kMost = 16, kFewestChunks = 4;
   // Microseconds on an H200 with 128 x 128: a chunk of a block of one tile or two, in a scan
   // without outputs, with outputs, and in one of both directions; a kernel besides its chunks; the
@@ -227,6 +228,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
     double tile, pair, tile_moved, pair_moved;
   };
   constexpr Chunk kState{0.97, 1.31, 0.0, 0.0}, kOutput{1.14, 1.92, 0.0120, 0.0104};
+  constexpr Chunk kMaking{1.40, 2.25, 0.0118, 0.0126};  // outputs, of lean records
   constexpr Chunk kBack{1.47, 2.37, 0.0141, 0.0141}, kBackMaps{1.47, 2.37, 0.0, 0.0};
   constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3, kCarry = 1.5;
   const std::int64_t heads = sequences * value_heads;
@@ -255,8 +257,10 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   const auto cost = [&](const Segments& plan, double length) {
     const auto scans = [&](int segments) {
       const std::int64_t count = (back ? 2 : 1) * std::int64_t{segments};
-      return Blocks{back ? kBack : kOutput, plan.scan_tiles,
-                    count * blocks(values, plan.scan_tiles), count * values};
+      return Blocks{back   ? kBack
+                    : lean ? kMaking
+                           : kOutput,
+                    plan.scan_tiles, count * blocks(values, plan.scan_tiles), count * values};
     };
     const int first = back ? plan.count : plan.lead ? 0 : 1, tiles = plan.map_tiles;
     const int both = values + value_tiles(d_k), others = plan.count - 2;
@@ -265,7 +269,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
                       0};
     if (plan.count == 1) return time(length, {scans(1)});
     const double between = plan.count < 3 ? 0.0
-                           : back         ? kBetween + kStep * others
+                           : back || lean ? kBetween + kStep * others
                                           : kCarry * others;
     if (plan.lead)
       return time(length, {scans(1), maps}) + between + time(length, {scans(plan.count - 1)});
@@ -292,6 +296,62 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   }
   if (microseconds != nullptr) *microseconds = least;
   return best;
+}
+
+namespace {
+
+// Of a call with lean records; one where it does not pay.
+Windows plan_windows(const TwoKeyCall& call, std::int64_t chunks, int multiprocessors) {
+  // Microseconds on an H200 with 128 x 128: a chunk of a head on one multiprocessor in preparation,
+  // a chunk of a block of two tiles in the scan.
+  constexpr double kPrepare = 1.38, kScan = 2.42;
+  constexpr int kCount = 6;
+  constexpr std::int64_t kFewest = 512;  // chunks: a window costs about 30 us
+  Windows windows;
+  const Rows& rows = call.rows;
+  const bool even = rows.sequences == 1 || rows.time > 0;
+  if (!even || !call.delta || key_columns(call.d_k) != 128) return windows;
+  // Blocks of two tiles that leave a quarter to a half of the multiprocessors idle.
+  const std::int64_t heads = rows.sequences * call.value_heads;
+  const std::int64_t blocks = heads * ((value_tiles(call.d_v) + 1) / 2);
+  const std::int64_t idle = multiprocessors - blocks;
+  if (idle > multiprocessors / 2 || idle < multiprocessors / 4 || chunks < kFewest) return windows;
+  windows.count = kCount;
+  windows.blocks = static_cast<int>(idle);
+  windows.chunks = chunks;
+  // What is prepared beside all windows but the last takes as long as their scan.
+  const double beside = static_cast<double>(idle) * kScan /
+                        (kPrepare * static_cast<double>(heads)) * (kCount - 1) / kCount;
+  windows.first = static_cast<std::int64_t>(static_cast<double>(chunks) * (1.0 - beside));
+  return windows;
+}
+
+}  // namespace
+
+std::int64_t Windows::prepared(int number) const {
+  if (number >= count - 1) return chunks;
+  return std::max(first + (chunks - first) * number / (count - 1), chunks * (number + 1) / count);
+}
+
+ForwardPlan plan_forward(const TwoKeyCall& call, std::int64_t chunks, bool takes_lean,
+                         int multiprocessors) {
+  const auto plan = [&](bool lean, double& microseconds) {
+    return plan_segments(call.rows.sequences, call.value_heads, call.d_k, call.d_v, chunks,
+                         multiprocessors, false, lean, &microseconds);
+  };
+  ForwardPlan full, lean;
+  double full_time = 0.0, lean_time = 0.0;
+  full.segments = plan(false, full_time);
+  if (!takes_lean) return full;
+  // Preparation of a record with all multiprocessors of an H200, microseconds. With less than a
+  // sixteenth to be won it may be lost.
+  constexpr double kFull = 0.0126, kLean = 0.0085, kWorth = 0.94;
+  lean.lean = true;
+  lean.segments = plan(true, lean_time);
+  lean.windows = plan_windows(call, chunks, multiprocessors);
+  const auto records = static_cast<double>(call.rows.chunks * call.value_heads);
+  const bool pays = lean_time + kLean * records < kWorth * (full_time + kFull * records);
+  return lean.windows.count > 1 || pays ? lean : full;
 }
 
 void launch_segment_boundaries(const ChunkCall& chunk, int segments, const SegmentMaps& maps,

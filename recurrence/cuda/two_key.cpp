@@ -35,11 +35,13 @@ void CudaBackend::two_key(Context& context, const Sequences& sequences, const Tw
     call.most = cuda::kStepTokens;
     if (!context.planning()) cuda::launch_step(call, context.stream());
   }
-  void* const saved = out.saved.defined() && out.saved.count() > 0 ? out.saved.raw() : nullptr;
+  const bool saves = out.saved.defined() && out.saved.count() > 0;
+  void* const saved = saves ? out.saved.raw() : nullptr;
   if (!longer && saved == nullptr) return;
   call.fewest = cuda::kStepTokens + 1;
   call.most = std::numeric_limits<std::int64_t>::max();
-  if (cuda::chunk_path_takes(call)) return cuda::chunk_forward(context, sequences, call, saved);
+  if (cuda::chunk_path_takes(call))
+    return cuda::chunk_forward(context, sequences, call, saves, saved);
   if (!context.planning()) cuda::launch_recurrent(call, context.stream());
 }
 

@@ -30,10 +30,10 @@ std::size_t bytes_of(std::int64_t count, std::size_t size) {
 }
 
 // The records are `saved`, or scratch where that is null.
-ChunkCall with_records(Context& context, const TwoKeyCall& call, void* saved) {
+ChunkCall with_records(Context& context, const TwoKeyCall& call, void* saved, bool lean = false) {
   ChunkCall chunk;
   chunk.call = call;
-  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta);
+  chunk.layout = RecordLayout(call.d_k, call.gate, call.delta, lean);
   if (saved == nullptr) {
     saved =
         workspace(context, bytes_of(call.rows.chunks * call.value_heads * chunk.layout.bytes, 1));
@@ -51,14 +51,17 @@ std::int64_t boundary_floats(const Sequences& sequences, const TwoKeyCall& call,
   return sequences.count() * call.value_heads * segments * call.d_k * call.d_v;
 }
 Split split_scratch(Context& context, const Sequences& sequences, const TwoKeyCall& call,
-                    Segments& segments) {
+                    Segments& segments, bool maps = true) {
   Split split;
   if (segments.count == 1) return split;
   split.starts = static_cast<float*>(workspace(
       context, bytes_of(boundary_floats(sequences, call, segments.count), sizeof(float))));
   split.maps.h = split.starts + static_cast<std::int64_t>(call.d_k) * call.d_v;
-  split.maps.m = workspace(context, bytes_of(sequences.count() * call.value_heads * segments.count,
-                                             static_cast<std::size_t>(map_bytes(call.d_k))));
+  if (maps) {
+    split.maps.m =
+        workspace(context, bytes_of(sequences.count() * call.value_heads * segments.count,
+                                    static_cast<std::size_t>(map_bytes(call.d_k))));
+  }
   segments.starts = split.starts;
   return split;
 }
@@ -83,21 +86,33 @@ std::int64_t chunk_saved_bytes(const Sequences& sequences, const TwoKeyCall& cal
   return bytes <= kMost * sequences.rows() ? bytes * call.value_heads : 0;
 }
 
-void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
+void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call, bool saves,
                    void* saved) {
-  const ChunkCall chunk = with_records(context, call, saved);
+  const Engine chosen = engine();
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
-  Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
-                                    multiprocessors(), false);
+  // What the vjp wants of records is all of them.
+  const bool takes_lean = !saves && takes_lean_records(call, chosen);
+  const ForwardPlan plan = plan_forward(call, chunks, takes_lean, multiprocessors());
+  const Windows& windows = plan.windows;
+  Segments segments = plan.segments;
   segments.lead = segments.lead && call.o != nullptr;
-  const Split split = split_scratch(context, sequences, call, segments);
+  const ChunkCall chunk = with_records(context, call, saved, plan.lean);
+  if (windows.count > 1) segments = {windows.count, 2};
+  const Split split = split_scratch(context, sequences, call, segments, windows.count == 1);
   if (context.planning()) return;
-  const Engine chosen = engine();  // asks the CUDA runtime
   const ScanTensors tensors = scan_tensors(call, chosen);
+  if (windows.count > 1) {
+    launch_chunk_prep(chunk, {chosen, multiprocessors(), windows.prepared(0)}, context.stream());
+    for (int i = 0; i < windows.count; ++i) {
+      const PrepBeside beside{windows.prepared(i), windows.prepared(i + 1), windows.blocks};
+      launch_scan_window(chunk, tensors, segments, split.maps.h, i, beside, context.stream());
+    }
+    return;
+  }
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   if (segments.count > 1) {
     launch_segment_maps(chunk, tensors, segments, split.maps, chosen, context.stream());
-    if (chosen == Engine::wgmma && call.o != nullptr) {
+    if (chosen == Engine::wgmma && call.o != nullptr && !plan.lean) {
       segments.maps = split.maps.m;
     } else {
       launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, nullptr, chosen,
@@ -126,7 +141,7 @@ void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCa
   const Engine chosen = engine();
   double microseconds = 0.0;
   Segments segments = plan_segments(sequences.count(), call.value_heads, call.d_k, call.d_v, chunks,
-                                    multiprocessors(), true, &microseconds);
+                                    multiprocessors(), true, false, &microseconds);
   int cluster = 1;
   const bool takes_narrow =
       chosen == Engine::wgmma &&

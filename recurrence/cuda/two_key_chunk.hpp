@@ -18,8 +18,9 @@ bool chunk_path_takes(const TwoKeyCall& call);
 std::int64_t chunk_saved_bytes(const Sequences& sequences, const TwoKeyCall& call);
 
 // Both take their scratch from the arena and return when planning. `saved` may be null. What is
-// saved is of all sequences, also of those that the call leaves out.
-void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
+// saved is of all sequences, also of those that the call leaves out. `saves`: whether something is,
+// which in a planning pass `saved` does not say.
+void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCall& call, bool saves,
                    void* saved);
 void chunk_backward(Context& context, const Sequences& sequences, const TwoKeyCall& call,
                     const TwoKeyBack& back, const void* saved);

@@ -29,6 +29,7 @@ struct PrepCase {
   PrepGates gates = PrepGates::none;
   bool wide_gates = true;  // float, else the format
   bool delta = true, same_key = true;
+  bool lean = false;
   PrepKeys keys = PrepKeys::independent;
   PrepGains gains = PrepGains::uniform;
   std::vector<std::int64_t> lengths = {64};  // of the sequences; packed unless all are equal
@@ -72,12 +73,12 @@ struct PrepData {
     const Dtype gate = c.wide_gates ? Dtype::f32 : c.format;
     call.g = {g.empty() ? nullptr : at(g), gate};
     call.b = {b.empty() ? nullptr : at(b), gate};
-    out.layout = kernels::RecordLayout(c.d_k, c.kind, c.delta);
+    out.layout = layout();
     return out;
   }
+  kernels::RecordLayout layout() const { return {c.d_k, c.kind, c.delta, c.lean}; }
   std::size_t record_bytes() const {
-    return static_cast<std::size_t>(kernels::RecordLayout(c.d_k, c.kind, c.delta).bytes * chunks *
-                                    c.value_heads);
+    return static_cast<std::size_t>(layout().bytes * chunks * c.value_heads);
   }
 
   double value(std::uint16_t bits) const {
@@ -219,7 +220,7 @@ class PrepCheck {
   PrepCheck(const PrepData& data, const unsigned char* records, std::int64_t chunk, int head)
       : data_(data),
         c_(data.c),
-        layout_(c_.d_k, c_.kind, c_.delta),
+        layout_(data.layout()),
         record_(records + (chunk * c_.value_heads + head) * layout_.bytes),
         head_(head),
         unit_(c_.format == Dtype::bf16 ? 0x1p-8 : 0x1p-11),
@@ -233,7 +234,7 @@ class PrepCheck {
   PrepErrors run() {
     load();
     interactions();
-    check_square(layout_.square_p, p_, p_bound_, errors_.p, errors_.p_rms);
+    if (!c_.lean) check_square(layout_.square_p, p_, p_bound_, errors_.p, errors_.p_rms);
     if (c_.delta) {
       invert();
       check_square(layout_.square_y, y_, y_bound_, errors_.y, errors_.y_rms);
@@ -394,8 +395,28 @@ class PrepCheck {
       compare(number(layout_.out, i), channel ? 1.0 : at(suffix_, row, 0));
       compare(number(layout_.gain, i), gain(i));
     }
-    for (int d = 0; d < kernels::key_columns(c_.d_k); ++d) {
+    const int columns = c_.lean ? kernels::kLeanKeep : kernels::key_columns(c_.d_k);
+    for (int d = 0; d < columns; ++d) {
       compare(number(layout_.keep, d), d < c_.d_k ? at(prefix_, last, d) : 0.0);
+    }
+    if (c_.lean) check_sums();
+  }
+
+  // Every decay between two rows, from the sums.
+  void check_sums() {
+    for (int i = 0; i <= count_ - 1; ++i) {
+      double right = 1.0;
+      for (int j = i; j >= 0; --j) {
+        const double got = std::exp2(
+            (static_cast<double>(number(layout_.sums, 2 * i)) - number(layout_.sums, 2 * j)) +
+            (static_cast<double>(number(layout_.sums, 2 * i + 1)) -
+             number(layout_.sums, 2 * j + 1)));
+        const double exponent = right > 0 ? std::abs(std::log(right)) : 0.0;
+        if (right < 1e30) {
+          raise(errors_.decays, std::abs(got - right), (1e-6 + 0x1p-22 * exponent) * right + 1e-37);
+        }
+        right *= at(step_, j, 0);
+      }
     }
   }
 

@@ -32,29 +32,52 @@ class SplitRun {
     kernels::launch_chunk_prep(chunk_, {engine, 3}, nullptr);
   }
 
-  // O and the final state. `carries`: the scan carries states to the starts of segments itself.
-  std::vector<unsigned char> forward(int segments, bool lead = false, bool carries = false) {
-    const kernels::TwoKeyCall& call = chunk_.call;
+  // O. Lean: from records of that kind. `carries`: the scan carries states to the starts of
+  // segments itself.
+  std::vector<unsigned char> forward(int segments, bool lead = false, bool lean = false,
+                                     bool carries = false) {
+    kernels::ChunkCall chunk = chunk_;
+    const kernels::TwoKeyCall& call = chunk.call;
     const std::int64_t bytes_of_o = p_.rows * p_.value_heads * p_.c.d_v * 2;
-    chunk_.call.o = bytes(bytes_of_o);
-    chunk_.call.final_state = static_cast<float*>(bytes(boundary_floats(1) * 4));
+    chunk.call.o = bytes(bytes_of_o);
+    chunk.call.final_state = static_cast<float*>(bytes(boundary_floats(1) * 4));
+    if (lean) prepare_lean(chunk, -1);
     prepare(segments);
     segments_.lead = lead;
     if (segments > 1) {
-      kernels::launch_segment_maps(chunk_, tensors_of_call(), segments_, maps_, engine_, nullptr);
+      kernels::launch_segment_maps(chunk, tensors_of_call(), segments_, maps_, engine_, nullptr);
       if (carries) {
         segments_.maps = maps_.m;
       } else {
-        kernels::launch_segment_boundaries(chunk_, segments, maps_, starts_, nullptr, engine_,
+        kernels::launch_segment_boundaries(chunk, segments, maps_, starts_, nullptr, engine_,
                                            nullptr);
       }
     }
-    kernels::launch_scan(chunk_, tensors_of_call(), segments_, engine_, nullptr);
-    const std::vector<unsigned char> o = memory_.read(call.o, static_cast<std::size_t>(bytes_of_o));
-    chunk_.call.o = nullptr;
-    chunk_.call.final_state = nullptr;
-    return o;
+    kernels::launch_scan(chunk, tensors_of_call(), segments_, engine_, nullptr);
+    return memory_.read(call.o, static_cast<std::size_t>(bytes_of_o));
   }
+
+  // The same, a window after the other, with one more prepared beside the first, ... and the state
+  // at the end.
+  std::vector<unsigned char> forward_windows(int windows) {
+    kernels::ChunkCall chunk = chunk_;
+    const std::int64_t bytes_of_o = p_.rows * p_.value_heads * p_.c.d_v * 2;
+    chunk.call.o = bytes(bytes_of_o);
+    chunk.call.final_state = static_cast<float*>(bytes(boundary_floats(1) * 4));
+    const std::int64_t chunks = chunk.call.rows.chunks / chunk.call.rows.sequences;
+    const auto end = [&](int window) { return chunks * (window + 1) / windows; };
+    prepare_lean(chunk, end(0));
+    prepare(windows);
+    segments_.scan_tiles = 2;
+    for (int i = 0; i < windows; ++i) {
+      const bool more = i + 1 < windows;
+      launch_scan_window(chunk, tensors_of_call(), segments_, maps_.h, i,
+                         {end(i), more ? end(i + 1) : end(i), more ? 2 : 0}, nullptr);
+    }
+    return memory_.read(chunk.call.o, static_cast<std::size_t>(bytes_of_o));
+  }
+
+  bool takes_lean() const { return kernels::takes_lean_records(chunk_.call, engine_); }
 
   // Of both directions; with a cluster by the narrow scans, in one segment. The cotangent of the
   // initial state.
@@ -105,6 +128,13 @@ class SplitRun {
  private:
   kernels::ScanTensors tensors_of_call() const {
     return kernels::scan_tensors(chunk_.call, engine_);
+  }
+  void prepare_lean(kernels::ChunkCall& chunk, std::int64_t chunks) {
+    const kernels::TwoKeyCall& call = chunk.call;
+    chunk.layout = kernels::RecordLayout(call.d_k, call.gate, call.delta, true);
+    chunk.records = static_cast<unsigned char*>(
+        bytes(call.rows.chunks * call.value_heads * chunk.layout.bytes));
+    kernels::launch_chunk_prep(chunk, {engine_, 3, chunks}, nullptr);
   }
   void* bytes(std::int64_t count) { return memory_.empty(count); }
   std::int64_t boundary_floats(int segments) const {
@@ -183,6 +213,11 @@ std::vector<GradCase> split_cases() {
     c.lengths = {kWatched ? 150 : 265};
     c.same_key = true;
     cases.push_back(c);
+    if (gate == GateKind::none && !kWatched) {
+      c.same_key = false;
+      c.lengths = {200, 200};
+      cases.push_back(c);
+    }
     c.same_key = false;
     c.d_k = 72;
     c.d_v = 136;
@@ -218,16 +253,69 @@ TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
           EXPECT_TRUE(run.forward(segments, true) == parts);
         }
         if (segments > 2 && engine == kernels::Engine::wgmma) {
-          const std::vector<unsigned char> carried = run.forward(segments, false, true);
+          const std::vector<unsigned char> carried = run.forward(segments, false, false, true);
           EXPECT_LE(difference(carried, parts, c.format), bound / 4);
           EXPECT_LE(difference(carried, whole, c.format), bound);
-          EXPECT_TRUE(run.forward(segments, true, true) == carried);
+          EXPECT_TRUE(run.forward(segments, true, false, true) == carried);
+        }
+        if (run.takes_lean()) {
+          EXPECT_TRUE(run.forward(1, false, true) == whole);
+          EXPECT_TRUE(run.forward(segments, segments > 2, true) == parts);
+        }
+        if (run.takes_lean() && c.delta && c.d_k > 64 && c.lengths.front() > 0) {
+          EXPECT_TRUE(run.forward_windows(segments) == whole);
         }
         run.back(segments);
       }
     }
   }
   cuda::emulation::set_order(0);
+}
+
+// Of an H200 and 128 x 128, as docs/kernel-notes.md has it.
+TEST(ForwardPlan, TakesLeanRecordsWhereTheyPay) {
+  const auto plan = [](std::int64_t sequences, std::int64_t time, std::int64_t heads,
+                       bool takes_lean = true) {
+    kernels::TwoKeyCall call;
+    call.rows.sequences = sequences;
+    call.rows.time = time;
+    call.rows.count = sequences * time;
+    call.rows.chunks = sequences * ((time + 63) / 64);
+    call.heads = call.value_heads = heads;
+    call.d_k = call.d_v = 128;
+    call.delta = true;
+    call.gate = GateKind::scalar;
+    return kernels::plan_forward(call, (time + 63) / 64, takes_lean, 132);
+  };
+  EXPECT_TRUE(plan(8, 2048, 8).lean);
+  EXPECT_EQ(plan(8, 2048, 8).segments.count, 1);
+  const kernels::ForwardPlan longer = plan(1, 131072, 16);
+  EXPECT_TRUE(longer.lean && longer.segments.lead);
+  EXPECT_EQ(longer.segments.count, 5);
+  EXPECT_EQ(longer.segments.scan_tiles, 1);
+  EXPECT_FALSE(plan(1, 8192, 16).lean);  // whose scan carries states itself
+  for (const auto& [heads, first] : {std::pair{96, 0.45}, {80, 1.0 / 6}}) {
+    const kernels::ForwardPlan wide = plan(1, 65536, heads);
+    EXPECT_TRUE(wide.lean);
+    ASSERT_EQ(wide.windows.count, 6);
+    EXPECT_EQ(wide.windows.blocks, 132 - heads);
+    EXPECT_NEAR(static_cast<double>(wide.windows.prepared(0)) / 1024, first, 0.01);
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_GE(wide.windows.prepared(i), 1024 * (i + 1) / 6);
+      EXPECT_GE(wide.windows.prepared(i + 1), wide.windows.prepared(i));
+    }
+    EXPECT_EQ(wide.windows.prepared(6), 1024);
+  }
+  EXPECT_EQ(plan(1, 65536, 110).windows.count, 1);
+  EXPECT_EQ(plan(1, 65536, 64).windows.count, 1);
+  EXPECT_EQ(plan(1, 16384, 96).windows.count, 1);
+  EXPECT_FALSE(plan(8, 2048, 8, false).lean);
+  EXPECT_FALSE(plan(1, 2048, 4).lean);
+  EXPECT_FALSE(plan(1, 7424, 2).lean);
+  EXPECT_TRUE(plan(1, 1024, 64).lean);
+  EXPECT_TRUE(plan(4, 4096, 16).lean);
+  EXPECT_FALSE(plan(2, 4096, 16).lean);
+  EXPECT_FALSE(plan(64, 512, 16).lean);
 }
 
 TEST(ChunkNarrow, BothDirectionsAreTheRecurrence) {
