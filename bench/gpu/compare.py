@@ -112,10 +112,11 @@ def rankone_work(library, case, x):
     if case.direction == "step":
         call, o = library.step(x)
         return lambda: (call.run(), {"o": o, "state": x.state})[1], call.workspace_bytes
-    forward, o = library.forward(x)
+    saved = library.saved(x) if case.direction == "both" else None
+    forward, o = library.forward(x, saved)
     if case.direction == "forward":
         return lambda: (forward.run(), {"o": o})[1], forward.workspace_bytes
-    vjp, grads = library.vjp(x, x.do)
+    vjp, grads = library.vjp(x, x.do, saved)
     dk = torch.empty_like(x.k)
     results = {"k": dk, **{name: grads[name] for name in "qvgb"}}
 

@@ -115,6 +115,8 @@ class Library:
             # context, sequences, inputs, two structs of the function's, call
             getattr(self.dll, name).argtypes = [pointer] * (5 if name.endswith("step") else 6)
         self.dll.rankone_two_key.argtypes = [pointer] * 5
+        self.dll.rankone_two_key_saved.restype = status
+        self.dll.rankone_two_key_saved.argtypes = [pointer] * 4
         self.version = self.dll.rankone_version().decode()
         cuda = device.type == "cuda"
         options = Options(CUDA if cuda else CPU, torch.cuda.current_device() if cuda else 0, 0)
@@ -138,20 +140,32 @@ class Library:
         inputs.scale = x.scale
         return inputs
 
-    def forward(self, x):
+    def saved(self, x):
+        """Memory for what forward() can leave to vjp(); None where that is nothing."""
+        numbers, inputs = ctypes.c_int64(0), self._inputs(x)
+        if self.dll.rankone_two_key_saved(
+            self.context, self._sequences(x.q), ctypes.byref(inputs), ctypes.byref(numbers)
+        ):
+            raise Failure(self.dll.rankone_last_error(self.context).decode())
+        return torch.empty(numbers.value, device=self.device) if numbers.value > 0 else None
+
+    def forward(self, x, saved=None):
         """o [B, T, H, V] from the inputs `x` of compare.py; returns (call, o)."""
         o = torch.empty_like(x.v)
-        outputs = _fill(TwoKeyOutputs, {"o": o})
+        outputs = _fill(TwoKeyOutputs, {"o": o, "saved": saved})
         structs = [self._inputs(x), outputs]
-        return Prepared(self, self.dll.rankone_two_key, self._sequences(x.q), structs, (x, o)), o
+        keep = (x, o, saved)
+        return Prepared(self, self.dll.rankone_two_key, self._sequences(x.q), structs, keep), o
 
-    def vjp(self, x, do):
+    def vjp(self, x, do, saved=None):
         """The gradients of sum(o * do); returns (call, {name: gradient}). k is e and w at once: its
-        gradient is the sum of the two, which is left to the caller."""
+        gradient is the sum of the two, which is left to the caller. `saved`: filled by forward()."""
         grads = {"q": x.q, "e": x.k, "w": x.k, "v": x.v, "g": x.g, "b": x.b}
         grads = {name: torch.empty_like(t) for name, t in grads.items() if t is not None}
-        structs = [self._inputs(x), _fill(TwoKeyCotangents, {"o": do}), _fill(TwoKeyGrads, grads)]
-        call = Prepared(self, self.dll.rankone_two_key_vjp, self._sequences(x.q), structs, (x, do, grads))
+        cotangents = _fill(TwoKeyCotangents, {"o": do, "saved": saved})
+        structs = [self._inputs(x), cotangents, _fill(TwoKeyGrads, grads)]
+        keep = (x, do, grads, saved)
+        call = Prepared(self, self.dll.rankone_two_key_vjp, self._sequences(x.q), structs, keep)
         return call, grads
 
     def step(self, x):

@@ -166,7 +166,8 @@ typedef struct rankone_two_key_cotangents {
   rankone_tensor saved;       /* by rankone_two_key; absent: nothing was saved */
 } rankone_two_key_cotangents;
 
-/* Gradients are overwritten, here and below; an absent one is not wanted. */
+/* Gradients are overwritten, here and below; an absent one is not wanted. Where e and w are the same
+ * memory, it receives the sum of both: of tied keys, whose gradient that is. */
 typedef struct rankone_two_key_grads {
   rankone_tensor q, e, w, v, g, b, initial_state;
 } rankone_two_key_grads;

@@ -124,7 +124,8 @@ void put_gradients(const GradientPlace& place, Index first, const ChunkRows& row
   const Index key = first * rows.key_row + head / shape.group() * shape.d_k;
   put_rows(grads.q, key, rows.key_row, back.d_query, back.key_row, n, sizes.d_k, place.add);
   put_rows(grads.e, key, rows.key_row, back.d_erase, back.key_row, n, sizes.d_k, place.add);
-  put_rows(grads.w, key, rows.key_row, back.d_write, back.key_row, n, sizes.d_k, place.add);
+  put_rows(grads.w, key, rows.key_row, back.d_write, back.key_row, n, sizes.d_k,
+           place.add || grads.joins_keys());
   put_rows(grads.v, first * rows.value_row + head * shape.d_v, rows.value_row, back.d_value,
            back.value_row, n, sizes.d_v, false);
   put_rows(grads.b, first * rows.b_row + head, rows.b_row, back.d_gain, 1, n, 1, false);

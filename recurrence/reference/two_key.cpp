@@ -156,9 +156,10 @@ void ReferenceBackend::two_key_vjp(Context& context, const Sequences& sequences,
   const std::int64_t states = in.state_at(shape.sequences, 0);
   const double* d_o = wide.in(cotangents.o);
   const double* d_final = wide.in(cotangents.final_state, states, 0.0);
+  double* const d_e = wide.out(grads.e, keys);
   const Gradients out{wide.out(grads.q, keys),
-                      wide.out(grads.e, keys),
-                      wide.out(grads.w, keys),
+                      d_e,
+                      grads.joins_keys() ? d_e : wide.out(grads.w, keys),
                       wide.out(grads.v, in.value_at(shape.rows, 0)),
                       wide.out(grads.g, in.decay_at(shape.rows, 0)),
                       wide.out(grads.b, in.gain_at(shape.rows, 0)),

@@ -107,6 +107,24 @@ TEST_P(CudaBits, EverySequenceAsIfAlone) {
   }
 }
 
+TEST_P(CudaBits, GradientOfTiedKeysIsTheSum) {
+  RANKONE_NEEDS_CUDA();
+  Context context = host_context();
+  const TwoKeyGrads apart = make_grads(inputs_);
+  TwoKeyGrads joined = make_grads(inputs_);
+  joined.w = joined.e;
+  for (const TwoKeyGrads& grads : {apart, joined}) {
+    recurrence::two_key_vjp(context, inputs_.sequences, inputs_.two_key, inputs_.cotangents, grads);
+  }
+  const Tensor sum = apart.e.to(Dtype::f32), write = apart.w.to(Dtype::f32);
+  for (std::int64_t i = 0; i < sum.count(); ++i) sum.data<float>()[i] += write.data<float>()[i];
+  // Added before they are rounded.
+  EXPECT_LE(relative_error(joined.e.to(Dtype::f32), sum.to(Dtype::f64)),
+            GetParam().format == Dtype::f32 ? 1e-6 : spacing(GetParam().format));
+  EXPECT_TRUE(same_bits("dq", joined.q, apart.q));
+  EXPECT_TRUE(same_bits("dv", joined.v, apart.v));
+}
+
 TEST_P(CudaBits, StateUpdatedInPlace) {
   RANKONE_NEEDS_CUDA();
   if (!inputs_.two_key.initial_state.defined()) return;

@@ -165,6 +165,30 @@ TEST_P(Bits, AnyThreadsAndAnyScratch) {
   }
 }
 
+TEST_P(Bits, GradientOfTiedKeysIsTheSum) {
+  const TwoKeyGrads apart = make_grads(inputs_);
+  if (!apart.e.defined()) GTEST_SKIP() << "no erase keys";
+  for (const Precision precision : precisions()) {
+    Context context = cpu_context(2, precision);
+    recurrence::two_key_vjp(context, inputs_.sequences, inputs_.two_key, inputs_.cotangents, apart);
+    TwoKeyGrads joined = make_grads(inputs_);
+    joined.w = joined.e;
+    recurrence::two_key_vjp(context, inputs_.sequences, inputs_.two_key, inputs_.cotangents,
+                            joined);
+    const Tensor sum = apart.e.clone();
+    for (std::int64_t i = 0; i < sum.count(); ++i) {
+      sum.data<float>()[i] += apart.w.data<float>()[i];
+    }
+    if (GetParam().value_heads == GetParam().heads) {
+      EXPECT_TRUE(same_bits("de + dw", joined.e, sum));
+    } else {  // value heads are added in another order
+      EXPECT_LE(relative_error(joined.e, sum.to(Dtype::f64)), 1e-6);
+    }
+    EXPECT_TRUE(same_bits("dq", joined.q, apart.q));
+    EXPECT_TRUE(same_bits("dv", joined.v, apart.v));
+  }
+}
+
 TEST_P(Bits, NothingOutsideTheTensors) {
   Context context = cpu_context(2);
   const Results expected = run(context, inputs_);

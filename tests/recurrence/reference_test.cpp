@@ -361,6 +361,29 @@ TEST(Reference, BitsDoNotDependOnThreads) {
   }
 }
 
+// The gradients of e and w in one memory: summed, in float64, and rounded once.
+TEST(Reference, GradientOfTiedKeysIsTheSum) {
+  Random random(14);
+  Context context = make_context();
+  const Sizes sizes{20, 2, 4, 6, 5};
+  const Sequences sequences = Sequences::dense(1, 20);
+  const TwoKey in = random_delta(random, sizes);
+  const TwoKeyCotangents cot{normal(random, sizes.values()), Tensor()};
+  const auto gradient = [&](Dtype dtype, bool joined) {
+    TwoKeyGrads grads;
+    grads.e = filled(sizes.keys(), NAN).to(dtype);
+    grads.w = joined ? grads.e : filled(sizes.keys(), NAN).to(dtype);
+    TwoKeyCotangents rounded = cot;
+    rounded.o = cot.o.to(dtype);
+    two_key_vjp(context, sequences, converted(in, dtype), rounded, grads);
+    return grads;
+  };
+  const TwoKeyGrads apart = gradient(Dtype::f64, false);
+  Tensor sum = map(apart.e, apart.w, [](double e, double w) { return e + w; });
+  EXPECT_LE(difference(gradient(Dtype::f64, true).e, sum), 1e-14);
+  EXPECT_LE(difference(gradient(Dtype::f32, true).e.to(Dtype::f64), sum), 1e-6);
+}
+
 // Other dtypes are widened, computed in float64 and rounded once.
 TEST(Reference, RoundsOnce) {
   Random random(12);
