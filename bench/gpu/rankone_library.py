@@ -158,10 +158,11 @@ class Library:
         return Prepared(self, self.dll.rankone_two_key, self._sequences(x.q), structs, keep), o
 
     def vjp(self, x, do, saved=None):
-        """The gradients of sum(o * do); returns (call, {name: gradient}). k is e and w at once: its
-        gradient is the sum of the two, which is left to the caller. `saved`: filled by forward()."""
-        grads = {"q": x.q, "e": x.k, "w": x.k, "v": x.v, "g": x.g, "b": x.b}
+        """The gradients of sum(o * do); returns (call, {name: gradient}). k is e and w at once, and so are
+        their gradients, for the sum of the two. `saved`: filled by forward()."""
+        grads = {"q": x.q, "e": x.k, "v": x.v, "g": x.g, "b": x.b}
         grads = {name: torch.empty_like(t) for name, t in grads.items() if t is not None}
+        grads["w"] = grads["e"]
         cotangents = _fill(TwoKeyCotangents, {"o": do, "saved": saved})
         structs = [self._inputs(x), cotangents, _fill(TwoKeyGrads, grads)]
         keep = (x, do, grads, saved)
