@@ -24,6 +24,7 @@ class TileBackward {
            float* d_state);
 
   ChunkBackward results;
+  TileAhead ahead;  // what advance() and run() fetch between their steps
 
  private:
   void solve_back(const ChunkRows& rows, const float* d_o, const float* errors);
@@ -32,9 +33,8 @@ class TileBackward {
   void scalar_keys(const ChunkRows& rows);
   void scalar_gates(const ChunkRows& rows, const float* state, const float* d_state);
   void state_back(const ChunkRows& rows, const float* d_o, float* d_state);
-  void multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row);
-  // scale(i) from(i, :) + the product; a null scale is 1.
-  void multiply_onto(const float* from, const float* scale, TileProduct product);
+  void multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row,
+                Into into = Into::overwrite, TileProduct::Shape shape = TileProduct::Shape::full);
 
   TwoKeySizes sizes_;
   const TileKernels& tiles_;

@@ -95,7 +95,7 @@ void TileChunk::seen_values(int n, float* to) const {
 
 void TileChunk::pack_keys(const TileMatrix& to, const float* from, Index row, int n,
                           const float* factor) const {
-  tiles_.pack_rows({to, from, row, n, sizes_.d_k, factor});
+  tiles_.pack_rows({to, from, row, n, sizes_.d_k, factor, ahead});
 }
 
 // What the value heads of one key head share.
@@ -121,7 +121,7 @@ void TileChunk::keys(const ChunkRows& rows, For purpose) {
 
 void TileChunk::scalar(const ChunkRows& rows, For purpose) {
   const int n = rows.count;
-  erase_decay = write_weight = keep = query_factor = nullptr;
+  erase_decay = write_weight = keep = nullptr;
   if (rows.g != nullptr) {
     tiles_.scalar_decay({rows.g, rows.g_row, n, between, square_row, prefix, suffix});
     std::fill_n(keep_, round_up(sizes_.d_k, kTileInner), prefix[n - 1]);
@@ -131,16 +131,15 @@ void TileChunk::scalar(const ChunkRows& rows, For purpose) {
     write_weight = write_weight_;
   }
   if (purpose != For::output) return;
-  query = raw_query;
-  std::fill_n(factors_, kChunk, sizes_.scale);
-  for (int i = 0; i < n && rows.g != nullptr; ++i) factors_[i] *= prefix[i];
-  query_factor = factors_;
+  query.parts = parts_;
+  for (int i = 0; i < n; ++i) factors_[i] = sizes_.scale * (rows.g != nullptr ? prefix[i] : 1.0F);
+  pack_keys(query, rows.q, rows.key_row, n, factors_);
 }
 
 void TileChunk::channel(const ChunkRows& rows, For purpose) {
   const int n = rows.count;
   ChunkFactors& f = channel_ != nullptr ? *channel_ : *own_channel_;
-  erase_decay = write_weight = query_factor = nullptr;
+  erase_decay = write_weight = nullptr;
   keep = keep_;
   // For the way back the factors are wanted in float32 too.
   const bool mild =
@@ -190,7 +189,7 @@ void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose
   keep_channels(f.from_start + (n - 1) * f.key_row);
   const auto pack = [&](const TileMatrix& to, const float* from, const float* decay,
                         const float* factor) {
-    tiles_.pack_rows({to, from, rows.key_row, n, sizes_.d_k, factor, decay, f.key_row});
+    tiles_.pack_rows({to, from, rows.key_row, n, sizes_.d_k, factor, ahead, decay, f.key_row});
   };
   // What a token writes decays from it to the end: by the whole and the inverse of what comes
   // before.
@@ -200,13 +199,15 @@ void TileChunk::mild_channel(const ChunkRows& rows, ChunkFactors& f, For purpose
   keep_writes = true;
   if (sizes_.delta) {
     pack(erase, rows.e, f.from_start, nullptr);
-    tiles_.product({erase, write_pairs_, f.read, square_row, Into::overwrite, Shape::lower_result});
+    tiles_.product(
+        {erase, write_pairs_, f.read, square_row, Into::overwrite, Shape::lower_result, ahead});
   }
   if (purpose == For::state) return;
   query.parts = parts_;
   std::fill_n(factors_, n, sizes_.scale);
   pack(query, rows.q, f.from_start, factors_);
-  tiles_.product({query, write_pairs_, f.seen, square_row, Into::overwrite, Shape::lower_result});
+  tiles_.product(
+      {query, write_pairs_, f.seen, square_row, Into::overwrite, Shape::lower_result, ahead});
 }
 
 }  // namespace rankone::recurrence::cpu

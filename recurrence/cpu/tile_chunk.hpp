@@ -46,6 +46,8 @@ class TileChunk {
   // seen, [C, C] with rows of square_row floats, as build() left it in tiles.
   void seen_values(int n, float* to) const;
 
+  TileAhead* ahead = nullptr;  // for the kernels of build()
+
   // Parts of the products that carry a state over the chunk and read it for Z: more where
   // rows erase so much of each other that nothing damps an error.
   int state_parts;
@@ -67,7 +69,6 @@ class TileChunk {
   // state holds for row i is erase_decay(i) (erase S)_i.
   TileMatrix erase, query, seen, write;
   const float* erase_decay;    // [C]; null: 1
-  const float* query_factor;   // [C], likewise for (query S)_i; null: 1
   const float* update_weight;  // [C]: the gain; null: 1
   const float* write_weight;   // [C]: factor of Z before `write`; null: update_weight
   const float* keep;           // [K], padded to whole pairs of tiles; null: 1

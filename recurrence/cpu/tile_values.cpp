@@ -28,19 +28,24 @@ void TileValues::solve(const TileChunk& chunk, const ChunkRows& rows, const floa
   state_tiles_.outer = update_tiles_.outer = column_tiles(columns);
   state_tiles_.parts = chunk.state_parts;
   if (state != nullptr) {
-    tiles_.pack_pairs({state_tiles_, state, state_row, sizes_.d_k, columns});
+    tiles_.pack_pairs({state_tiles_, state, state_row, sizes_.d_k, columns, nullptr, chunk.ahead});
   }
   packed_ = false;
   const bool erases = sizes_.delta && state != nullptr;
-  if (erases) tiles_.product({chunk.erase, state_tiles_, errors, row});
+  if (erases) multiply(chunk, chunk.erase, state_tiles_, errors, row, Into::overwrite);
   if (outputs && state != nullptr) {
-    tiles_.product({chunk.query, state_tiles_, output_, row});
+    multiply(chunk, chunk.query, state_tiles_, output_, row, Into::overwrite);
   }
   tiles_.residual({values, rows.value_row, erases ? errors : nullptr, row, errors, row, n, columns,
                    chunk.erase_decay});
   if (sizes_.delta) {
     kernels().solve_lower({chunk.solve, chunk.square_row, errors, row, errors, row, n, columns});
   }
+}
+
+void TileValues::multiply(const TileChunk& chunk, const TileMatrix& a, const TileMatrix& b,
+                          float* c, Index c_row, Into into) const {
+  tiles_.product({a, b, c, c_row, into, TileProduct::Shape::full, chunk.ahead});
 }
 
 void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live,
@@ -54,8 +59,8 @@ void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int colu
   // Whole tiles of outputs go to their place at once.
   const bool direct = whole == kChunk && columns % kTileInner == 0;
   tiles_.product({chunk.seen, updates, direct ? o : output_, direct ? rows.value_row : row,
-                  Into::overwrite, TileProduct::Shape::lower_left, live ? output_ : nullptr, row,
-                  chunk.query_factor});
+                  Into::overwrite, TileProduct::Shape::lower_left, chunk.ahead,
+                  live ? output_ : nullptr, row});
   if (direct) return;
   if (whole < n) {
     chunk.seen_values(n, square_);
@@ -81,8 +86,8 @@ void TileValues::update(const TileChunk& chunk, int n, int columns, const float*
     tiles_.pack_pairs({updates, errors, row, n, columns, chunk.update_weight});
   }
   tiles_.product({chunk.write, updates, next, state_row, Into::overwrite, TileProduct::Shape::full,
-                  state == nullptr && chunk.keep_writes ? next : state, state_row, chunk.keep,
-                  chunk.keep_writes});
+                  chunk.ahead, state == nullptr && chunk.keep_writes ? next : state, state_row,
+                  chunk.keep, chunk.keep_writes});
 }
 
 }  // namespace rankone::recurrence::cpu

@@ -25,6 +25,9 @@ class TileValues {
   int row;        // floats between the rows of `errors`
 
  private:
+  void multiply(const TileChunk& chunk, const TileMatrix& a, const TileMatrix& b, float* c,
+                Index c_row, Into into) const;
+
   TwoKeySizes sizes_;
   const TileKernels& tiles_;
   int parts_;

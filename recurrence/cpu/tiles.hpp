@@ -40,6 +40,31 @@ struct TileMatrix {
   }
 };
 
+// Rows that later work will read or write. They lie far apart, so nothing else brings them nearer:
+// kernels that are given this fetch a few lines between their own steps.
+struct TileAhead {
+  static constexpr int kMost = 8;
+  struct Matrix {
+    const float* next = nullptr;
+    Index row = 0;
+    int lines = 0;  // of a row
+  };
+  Matrix matrices[kMost];
+  int count = 0;
+  int rows = 0;
+  int each = 1;  // lines between two steps
+  int matrix = 0, at_row = 0, at_line = 0;
+
+  void clear(int new_rows) {
+    count = matrix = at_row = at_line = 0;
+    rows = new_rows;
+  }
+  void add(const float* from, Index row, int columns) {
+    if (from == nullptr || count == kMost) return;
+    matrices[count++] = {from, row, (columns + kLine - 1) / kLine};
+  }
+};
+
 // Row-major float32 to tiles; what lies outside [rows, columns) becomes zero. Row i is multiplied
 // by factor[i] first (null: 1).
 struct TilePack {
@@ -48,6 +73,7 @@ struct TilePack {
   Index from_row;
   int rows, columns;
   const float* factor = nullptr;
+  TileAhead* ahead = nullptr;
   // pack_rows only: another factor for each number, [rows, columns]; null: 1.
   const float* times = nullptr;
   Index times_row = 0;
@@ -99,6 +125,7 @@ struct TileProduct {
   Index c_row;
   Into into = Into::overwrite;
   Shape shape = Shape::full;
+  TileAhead* ahead = nullptr;
   // Where not null, what c gets is scale(m) from(m, n) + the sum; `from` may be c. A null scale
   // is 1.
   const float* from = nullptr;
@@ -121,28 +148,6 @@ struct TileResidual {
   const float* gain = nullptr;
 };
 
-// out(i) = a(i, :) . b(i, :)
-struct TileRowDots {
-  float* out;
-  const float* a;
-  Index a_row;
-  const float* b;
-  Index b_row;
-  int rows, columns;
-};
-
-// inside(t) = sum_{i >= t > j} d_seen(i, j) seen(i, j) + d_read(i, j) read(i, j). All have rows of
-// `row` floats.
-struct TileCrossing {
-  const float* d_seen;
-  const float* seen;
-  const float* d_read;  // null: zero
-  const float* read;
-  Index row;
-  int n;
-  float* inside;
-};
-
 struct TileKernels {
   // Of the calling thread, around the products of a task.
   void (*begin)();
@@ -160,8 +165,6 @@ struct TileKernels {
   bool (*channel_decay)(const TileChannelDecay& d);
   void (*lower)(const TileLower& l);
   void (*residual)(const TileResidual& r);
-  void (*row_dots)(const TileRowDots& d);
-  void (*crossing)(const TileCrossing& d);
   // The rows before the first that holds an infinity or a NaN.
   int (*finite_rows)(const float* from, Index from_row, int rows, int columns);
 };

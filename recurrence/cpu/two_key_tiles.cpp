@@ -57,6 +57,7 @@ class PartTask {
     if (begin < middle) {
       live_ = inputs_.initial_state.defined();
       for (Index i = 0; i < part_.count; ++i) load_state(i);
+      end_ = middle;
       tile_kernels()->begin();
       for (Index first = begin; first < middle; first += kChunk) {
         const bool last = first + kChunk >= end && !out_.final_state.defined();
@@ -100,6 +101,7 @@ class PartTask {
   void chunk(Index first, int n, bool last) {
     using For = TileChunk::For;
     const bool outputs = out_.o.defined();
+    look_ahead(first + kChunk);
     for (Index i = 0; i < part_.count; ++i) {
       const Index head = part_.first + i;
       const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head);
@@ -125,12 +127,34 @@ class PartTask {
            part_.column;
   }
 
+  // The next chunk's rows.
+  void look_ahead(Index first) {
+    if (first >= end_) return;
+    const int n = static_cast<int>(std::min<Index>(kChunk, end_ - first));
+    ahead_.clear(n);
+    for (Index i = 0; i < part_.count; ++i) {
+      const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, part_.first + i);
+      if (i == 0) {
+        ahead_.add(rows.w, rows.key_row, sizes_.d_k);
+        if (rows.e != rows.w) ahead_.add(rows.e, rows.key_row, sizes_.d_k);
+        if (out_.o.defined()) ahead_.add(rows.q, rows.key_row, sizes_.d_k);
+      }
+      ahead_.add(rows.v + part_.column, rows.value_row, part_.width);
+      if (sizes_.decay == DecayKind::channel) ahead_.add(rows.g, rows.g_row, sizes_.d_k);
+      if (out_.o.defined()) ahead_.add(output_row(first, i), rows.value_row, part_.width);
+    }
+    at_.chunk.ahead = &ahead_;
+    ahead_.each = 3;
+  }
+
   const TwoKeyShape& shape_;
   const TwoKeySizes& sizes_;
   const TwoKey& inputs_;
   const TwoKeyOut& out_;
   Layout at_;
   Part part_;
+  Index end_ = 0;
+  TileAhead ahead_;
   bool live_ = false;  // the states are not known to be zero
 };
 

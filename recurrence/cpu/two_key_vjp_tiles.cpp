@@ -75,6 +75,34 @@ class GroupTask {
     return cotangents_.o.data<float>() + (first * shape_.value_heads + head_) * shape_.d_v;
   }
 
+  // The rows of the chunk at `first` that the next call will read and, on the way back, write.
+  void look_ahead(Index begin, Index first, Index end, bool back) const {
+    TileAhead& ahead = at_.backward.ahead;
+    if (first < begin || first >= end) {
+      ahead.clear(0);
+      return;
+    }
+    const ChunkRows rows = rows_at(first, end);
+    const Index keys = first * rows.key_row + head_ / shape_.group() * shape_.d_k;
+    const auto gradient = [&](const Tensor& tensor, Index offset, Index row, int columns) {
+      if (tensor.defined()) ahead.add(tensor.data<float>() + offset, row, columns);
+    };
+    ahead.clear(rows.count);
+    ahead.each = back ? 4 : 3;
+    ahead.add(rows.w, rows.key_row, sizes_.d_k);
+    if (rows.e != rows.w) ahead.add(rows.e, rows.key_row, sizes_.d_k);
+    if (!back) {
+      ahead.add(rows.v, rows.value_row, sizes_.d_v);
+      return;
+    }
+    ahead.add(rows.q, rows.key_row, sizes_.d_k);
+    ahead.add(d_output(first), rows.value_row, sizes_.d_v);
+    gradient(grads_.q, keys, rows.key_row, sizes_.d_k);
+    gradient(grads_.e, keys, rows.key_row, sizes_.d_k);
+    gradient(grads_.w, keys, rows.key_row, sizes_.d_k);
+    gradient(grads_.v, first * rows.value_row + head_ * shape_.d_v, rows.value_row, sizes_.d_v);
+  }
+
   void head(Index begin, Index end, bool add) {
     const Index middle = end - tile_rest(end - begin);
     const Index chunks = (middle - begin + kChunk - 1) / kChunk;
@@ -83,6 +111,7 @@ class GroupTask {
     for (Index chunk = 0; chunk < chunks; ++chunk) {
       const Index first = begin + chunk * kChunk;
       float* state = at_.states + chunk * at_.state_size;
+      look_ahead(begin, first + kChunk, middle, false);
       at_.backward.advance(rows_at(first, middle), state,
                            first + kChunk < end ? state + at_.state_size : nullptr,
                            at_.errors + chunk * at_.errors_size);
@@ -96,6 +125,7 @@ class GroupTask {
     for (Index chunk = chunks - 1; chunk >= 0; --chunk) {
       const Index first = begin + chunk * kChunk;
       const ChunkRows rows = rows_at(first, middle);
+      look_ahead(begin, first - kChunk, middle, true);
       at_.backward.run(rows, d_output(first), at_.states + chunk * at_.state_size,
                        at_.errors + chunk * at_.errors_size, at_.d_state);
       put_gradients(place, first, rows, at_.backward.results);

@@ -31,6 +31,7 @@ void pack_rows_of(const TilePack& p) {
                 i % kTileRows * kTileInner;
     const float* row = p.from + i * p.from_row;
     const float factor = p.factor == nullptr || i >= p.rows ? 1.0F : p.factor[i];
+    fetch(p.ahead, 1);
     int j = 0;
     for (; i < p.rows && (j + 1) * kTileInner <= p.columns; ++j, out += kTileHalves) {
       Line low = load_line(row + j * kTileInner);
@@ -74,6 +75,7 @@ void pack_pairs_of(const TilePack& p) {
     const int column = j * 16;
     const int left = p.columns - column;
     for (int i = 0; i < to.inner * kTileInner; i += 2, out += kTileInner) {
+      if (i % 16 == 0) fetch(p.ahead, 1);
       const float* first = p.from + i * p.from_row + column;
       const float* second = first + p.from_row;
       const bool has_first = i < p.rows && left > 0;

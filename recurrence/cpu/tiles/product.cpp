@@ -6,6 +6,8 @@
 namespace rankone::recurrence::cpu::RANKONE_ISA {
 namespace {
 
+constexpr int kBlockSteps = 8;  // of fetch(), in the time of a block
+
 // A block of 2 x 2 tiles of the result in registers 0 to 3, two tiles of a in 4 and 5, of b in 6
 // and 7.
 struct Block {
@@ -29,15 +31,12 @@ struct Block {
 };
 
 // The pairs of parts of one step along the sum, small ones first where that costs no loads.
-// between() stands behind the first loads.
-template <int kParts, class Between>
-inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index b_part,
-                 Between&& between) {
-  block.load_a(a + (kParts - 1) * a_part);
-  block.load_b(b);
-  between();
-  block.multiply_add();
+template <int kParts>
+inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index b_part) {
   if constexpr (kParts == 3) {
+    block.load_a(a + 2 * a_part);
+    block.load_b(b);
+    block.multiply_add();
     block.load_a(a + a_part);
     block.multiply_add();
     block.load_b(b + b_part);
@@ -49,9 +48,16 @@ inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index
     block.load_b(b);
     block.multiply_add();
   } else if constexpr (kParts == 2) {
+    block.load_a(a + a_part);
+    block.load_b(b);
+    block.multiply_add();
     block.load_a(a);
     block.multiply_add();
     block.load_b(b + b_part);
+    block.multiply_add();
+  } else {
+    block.load_a(a);
+    block.load_b(b);
     block.multiply_add();
   }
 }
@@ -80,29 +86,6 @@ inline void finish(const Sum& sum, Index c_row, Index from_row) {
   }
 }
 
-inline void store_block(Block& block, float* c, Index row) {
-  float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
-  block.t.store<0>(c, row);
-  block.t.store<1>(c + kTileRows, row);
-  block.t.store<2>(below, row);
-  block.t.store<3>(below + kTileRows, row);
-}
-
-inline void start_block(Block& block, const float* c, Index row, Into into) {
-  if (into == Into::overwrite) {
-    block.t.zero<0>();
-    block.t.zero<1>();
-    block.t.zero<2>();
-    block.t.zero<3>();
-    return;
-  }
-  const float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
-  block.t.load<0>(c, row);
-  block.t.load<1>(c + kTileRows, row);
-  block.t.load<2>(below, row);
-  block.t.load<3>(below + kTileRows, row);
-}
-
 template <int kParts>
 void product_of(const TileProduct& p) {
   using Shape = TileProduct::Shape;
@@ -117,16 +100,18 @@ void product_of(const TileProduct& p) {
   block.b_next = static_cast<Index>(p.b.inner) * kTileHalves;
   const Index a_part = p.a.part_size();
   const Index b_part = p.b.part_size();
-  // A block is stored behind the first loads of the next one: stores drain slowly, and a load waits
-  // for those that share the low bits of its address. One part multiplies too little to cover that.
-  constexpr bool kLate = kParts > 1;
-  float* before = nullptr;
   // Columns outside: two columns of tiles of b stay in the first cache for all rows.
   for (int n = 0; n < p.b.outer; n += 2) {
     const Word* b = p.b.data + n * block.b_next;
     for (int m = p.shape == Shape::lower_result ? n : 0; m < p.a.outer; m += 2) {
       const Word* a = p.a.data + m * block.a_next;
+      fetch(p.ahead, kBlockSteps);
       float* c = p.c + m * kTileRows * p.c_row + n * kTileRows;
+      // Stores that miss the first cache would hold up the loads of the next block.
+      for (int r = 0; r < 2 * kTileRows; ++r) {
+        __builtin_prefetch(c + r * p.c_row, 1, 3);
+        __builtin_prefetch(c + r * p.c_row + kTileRows, 1, 3);
+      }
       if (joins) {
         current ^= 1;
         sums[current].c = c;
@@ -135,24 +120,30 @@ void product_of(const TileProduct& p) {
         sums[current].scale_sum = p.scale_sum && p.scale != nullptr;
         c = sums[current].values;
       }
-      int k = p.shape == Shape::upper_left ? m / 2 : 0;
-      const int end = p.shape == Shape::lower_left ? m / 2 + 1 : p.a.inner;
-      step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part, [&] {
-        if (before != nullptr) store_block(block, before, row);
-        start_block(block, c, row, p.into);
-      });
-      for (++k; k < end; ++k) {
-        step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part, [] {});
-      }
-      if constexpr (kLate) {
-        before = c;
+      float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
+      if (p.into == Into::add) {
+        block.t.load<0>(c, row);
+        block.t.load<1>(c + kTileRows, row);
+        block.t.load<2>(below, row);
+        block.t.load<3>(below + kTileRows, row);
       } else {
-        store_block(block, c, row);
+        block.t.zero<0>();
+        block.t.zero<1>();
+        block.t.zero<2>();
+        block.t.zero<3>();
       }
+      const int first = p.shape == Shape::upper_left ? m / 2 : 0;
+      const int end = p.shape == Shape::lower_left ? m / 2 + 1 : p.a.inner;
+      for (int k = first; k < end; ++k) {
+        step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part);
+      }
+      block.t.store<0>(c, row);
+      block.t.store<1>(c + kTileRows, row);
+      block.t.store<2>(below, row);
+      block.t.store<3>(below + kTileRows, row);
       if (joins) finish(sums[current ^ 1], p.c_row, p.from_row);
     }
   }
-  if (before != nullptr) store_block(block, before, row);
   if (joins) finish(sums[current], p.c_row, p.from_row);
 }
 
@@ -182,8 +173,6 @@ const TileKernels kTileKernels = {
     .channel_decay = channel_decay,
     .lower = lower,
     .residual = residual,
-    .row_dots = row_dots,
-    .crossing = crossing,
     .finite_rows = finite_rows,
 };
 
