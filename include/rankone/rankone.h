@@ -166,8 +166,8 @@ typedef struct rankone_two_key_cotangents {
   rankone_tensor saved;       /* by rankone_two_key; absent: nothing was saved */
 } rankone_two_key_cotangents;
 
-/* Gradients are overwritten, here and below; an absent one is not wanted. Where e and w are the same
- * memory, it receives the sum of both: of tied keys, whose gradient that is. */
+/* Gradients are overwritten, here and below; an absent one is not wanted. Where e and w are the
+ * same memory, it receives the sum of both: of tied keys, whose gradient that is. */
 typedef struct rankone_two_key_grads {
   rankone_tensor q, e, w, v, g, b, initial_state;
 } rankone_two_key_grads;
@@ -177,9 +177,9 @@ RANKONE_API rankone_status rankone_two_key(rankone_context* context,
                                            const rankone_two_key_inputs* inputs,
                                            const rankone_two_key_outputs* outputs,
                                            const rankone_call* call);
-/* Stores how many numbers `saved` has for these inputs, at most 175 for each row and value head (700
- * bytes); 0 where there is nothing to save: on a CPU, in float32, and for some shapes. `numbers`
- * depends on shapes, dtypes, absent tensors, sequences and the device alone. */
+/* Stores how many numbers `saved` has for these inputs, at most 175 for each row and value head
+ * (700 bytes); 0 where there is nothing to save: on a CPU, in float32, and for some shapes.
+ * `numbers` depends on shapes, dtypes, absent tensors, sequences and the device alone. */
 RANKONE_API rankone_status rankone_two_key_saved(rankone_context* context,
                                                  const rankone_sequences* sequences,
                                                  const rankone_two_key_inputs* inputs,
