@@ -65,8 +65,8 @@ struct TwoKeyCotangents {
 struct TwoKeyGrads {  // shapes of the inputs
   Tensor q, e, w, v, g, b, initial_state;
 
-  // e and w are the same memory: it receives the sum of both, the gradient of tied keys. (A planning
-  // pass may have no memory yet and then counts scratch for both.)
+  // e and w are the same memory: it receives the sum of both, the gradient of tied keys. (A
+  // planning pass may have no memory yet and then counts scratch for both.)
   bool joins_keys() const { return e.defined() && e.raw() != nullptr && e.raw() == w.raw(); }
 };
 
