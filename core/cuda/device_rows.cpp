@@ -8,20 +8,30 @@
 
 namespace rankone::cuda {
 
+namespace {
+
+std::int64_t chunks_in(std::int64_t rows, int chunk) { return (rows + chunk - 1) / chunk; }
+
+}  // namespace
+
+std::int64_t count_chunks(const Sequences& sequences, int chunk) {
+  if (sequences.even()) {
+    return sequences.count() == 0 ? 0 : sequences.count() * chunks_in(sequences.length(0), chunk);
+  }
+  std::int64_t chunks = 0;
+  for (std::int64_t i = 0; i < sequences.count(); ++i) {
+    chunks += chunks_in(sequences.length(i), chunk);
+  }
+  return chunks;
+}
+
 Rows device_rows(Context& context, const Sequences& sequences, int chunk) {
-  const auto chunks_of = [&](std::int64_t rows) { return (rows + chunk - 1) / chunk; };
   Rows rows;
   rows.sequences = sequences.count();
   rows.count = sequences.rows();
   rows.chunk = chunk;
-  if (sequences.even()) {
-    rows.time = sequences.count() > 0 ? sequences.length(0) : 0;
-    rows.chunks = sequences.count() * chunks_of(rows.time);
-  } else {
-    for (std::int64_t i = 0; i < sequences.count(); ++i) {
-      rows.chunks += chunks_of(sequences.length(i));
-    }
-  }
+  rows.chunks = count_chunks(sequences, chunk);
+  if (sequences.even() && sequences.count() > 0) rows.time = sequences.length(0);
   require(rows.chunks <= std::numeric_limits<std::int32_t>::max(),
           "[cuda] a call of {} rows has {} chunks (at most 2^31 - 1)", sequences.rows(),
           rows.chunks);
@@ -39,7 +49,7 @@ Rows device_rows(Context& context, const Sequences& sequences, int chunk) {
     for (int i = 0; i < piece.count; ++i) {
       piece.row[i] = sequences.boundaries()[static_cast<std::size_t>(first + i)];
       piece.chunk[i] = static_cast<std::uint32_t>(chunks);
-      if (first + i + 1 < count) chunks += chunks_of(sequences.length(first + i));
+      if (first + i + 1 < count) chunks += chunks_in(sequences.length(first + i), chunk);
     }
     upload_piece(piece, boundaries, chunk_boundaries, context.stream());
   }

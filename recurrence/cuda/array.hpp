@@ -143,20 +143,20 @@ __device__ __forceinline__ void load(float (&to)[Count], const Source& from, std
 template <int Count>
 __device__ __forceinline__ void store(const Sink& to, std::int64_t at, const float (&from)[Count]) {
   if (to.data == nullptr) return;
-  const bool wide = to.dtype == Dtype::bf16;
+  const bool brain = to.dtype == Dtype::bf16;
   if constexpr (Count == 4) {
     if (to.dtype == Dtype::f32) {
       store_word(static_cast<float*>(to.data) + at,
                  make_float4(from[0], from[1], from[2], from[3]));
     } else {  // one store for both formats
       using rankone::cuda::pack;
-      const std::uint32_t low = wide ? pack<bf16>(from[0], from[1]) : pack<f16>(from[0], from[1]);
-      const std::uint32_t high = wide ? pack<bf16>(from[2], from[3]) : pack<f16>(from[2], from[3]);
+      const std::uint32_t low = brain ? pack<bf16>(from[0], from[1]) : pack<f16>(from[0], from[1]);
+      const std::uint32_t high = brain ? pack<bf16>(from[2], from[3]) : pack<f16>(from[2], from[3]);
       store_word(static_cast<std::uint16_t*>(to.data) + at, make_uint2(low, high));
     }
   } else if (to.dtype == Dtype::f32) {
     store(static_cast<float*>(to.data) + at, from);
-  } else if (wide) {
+  } else if (brain) {
     store(static_cast<bf16*>(to.data) + at, from);
   } else {
     store(static_cast<f16*>(to.data) + at, from);

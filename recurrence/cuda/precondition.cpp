@@ -63,11 +63,7 @@ void CudaBackend::precondition(Context& context, const Sequences& sequences,
 std::int64_t CudaBackend::precondition_saved(Context&, const Sequences& sequences,
                                              const Precondition& inputs) const {
   const PreconditionShape shape = shape_of(sequences, inputs);
-  std::int64_t chunks = 0;
-  for (std::int64_t i = 0; i < sequences.count(); ++i) {
-    chunks += (sequences.length(i) + cuda::kPreconditionChunk - 1) / cuda::kPreconditionChunk;
-  }
-  return chunks * shape.heads * shape.d_k;
+  return rankone::cuda::count_chunks(sequences, cuda::kPreconditionChunk) * shape.heads * shape.d_k;
 }
 
 void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/cuda/device_rows.hpp"
 #include "recurrence/cuda/chunk_grad.hpp"
 #include "recurrence/cuda/chunk_narrow.hpp"
 #include "recurrence/cuda/chunk_prep.hpp"
@@ -78,11 +79,8 @@ bool chunk_path_takes(const TwoKeyCall& call) {
 
 std::int64_t chunk_saved_bytes(const Sequences& sequences, const TwoKeyCall& call) {
   constexpr std::int64_t kMost = 700;
-  std::int64_t chunks = 0;
-  for (std::int64_t i = 0; i < sequences.count(); ++i) {
-    chunks += (sequences.length(i) + kChunkRows - 1) / kChunkRows;
-  }
-  const std::int64_t bytes = chunks * RecordLayout(call.d_k, call.gate, call.delta).bytes;
+  const std::int64_t bytes = rankone::cuda::count_chunks(sequences, kChunkRows) *
+                             RecordLayout(call.d_k, call.gate, call.delta).bytes;
   return bytes <= kMost * sequences.rows() ? bytes * call.value_heads : 0;
 }
 
