@@ -6,9 +6,9 @@
 #     bench/gpu/sanitize.sh BUILD/tests/cuda/rankone_cuda_test [TOOL ...]
 #
 # JOBS=n runs n parts of the tests of a tool and path at a time (racecheck works on the CPU);
-# COMPUTE_SANITIZER names another program than the one in the PATH. racecheck still reports kernels that
-# are right: up to version 2025.3 on both paths, 2026.4 (pip download nvidia-cuda-sanitizer-api==13.5.25)
-# on Hopper's alone (racecheck_patterns.cu; docs/kernel-notes.md, Errors and checks).
+# COMPUTE_SANITIZER names another program than the one in the PATH. racecheck wants version 2026.4
+# (pip download nvidia-cuda-sanitizer-api==13.5.25, which has the program): older ones report kernels that
+# are right (racecheck_patterns.cu; docs/kernel-notes.md, Errors and checks).
 # Prints one line per tool, path and part and, where a tool finds something, the first of it.
 set -u
 refuse() {

@@ -23,8 +23,8 @@ class GradStream
   static constexpr bool kOwnErase = Delta && !Tied && !kLate;
   using Base = GradWorker<Format, Engine, Columns, Tiles, kLate>;
   using Base::asks, Base::at, Base::bring_keys, Base::bring_state, Base::bring_states,
-      Base::bring_values, Base::clear, Base::cleared, Base::sizes, Base::sync, Base::through,
-      Base::wait;
+      Base::bring_values, Base::clear, Base::cleared, Base::read, Base::sizes, Base::sync,
+      Base::through, Base::wait;
   using Base::call_, Base::lane_, Base::pairs_, Base::row_, Base::rows_, Base::thread_, Base::warp_,
       Base::worker_, Base::kHalf;
   using typename Base::Keys, typename Base::Shared, typename Base::Slot, typename Base::State,
@@ -309,7 +309,7 @@ class GradStream
   static constexpr Slot kBack = kLate ? Slot::value : Slot::output;
   __device__ __forceinline__ void begin_back(const GradItem& item, int pair, float& state) {
     if (pairs_ > 1) {
-      sync();
+      read();
       if (asks()) {
         bring_values(Slot::update, call_.tensors.update, item, pair);
         bring_states(item, pair);
@@ -326,7 +326,7 @@ class GradStream
     wait(kBack);
     if (gated_) state += state_product(at(Slot::state_a), at(kBack));
     if (Tiles == 1) return;
-    sync();
+    read();
     if (asks()) bring_state(Slot::state_a, call_.grad.chunk.d_states, item, Tiles * pair + 1);
   }
 
@@ -490,7 +490,7 @@ class GradStream
       through(d, at(Slot::update) + Values::kBytes, at(Slot::state_a));
       finish<Engine>(d);
     }
-    sync();
+    read();
     if (more) ask_first(next);
     put_square(at(Slot::value), plain[0]);
     if (Delta) put_square(at(Slot::value) + Values::kBytes, plain[1]);
@@ -518,7 +518,7 @@ class GradStream
       }
     }
     finish<Engine>(d);
-    sync();
+    read();
     if (more) ask_last(next);
     if (warp_ == 0) {
       // Not earlier: registers are short, and what waits in memory is waited for.

@@ -210,6 +210,12 @@ class GradWorker {
     sync();
   }
 
+  // All have read tiles with ordinary loads that the copy engine will write next.
+  __device__ __forceinline__ void read() const {
+    fence_async();
+    sync();
+  }
+
   // ---- Products ---------------------------------------------------------------------------------
 
   // d += left right^T over key columns or 64 value columns.

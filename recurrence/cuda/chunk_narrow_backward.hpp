@@ -83,7 +83,7 @@ struct NarrowBack : NarrowGroups<DK> {
   // Bytes of shared memory of a block.
   static __host__ __device__ constexpr int bytes(int stages, int early_stages, bool same_key) {
     return narrow_bytes(early_stages, Early::kBytes, own(same_key)) +
-           stages * (Stage::bytes(same_key) + 32);
+           stages * (Stage::bytes(same_key) + kNarrowBarrierBytes);
   }
 };
 
@@ -154,10 +154,6 @@ __device__ __forceinline__ void scan_back_rows(const NarrowBackward& scan,
     float carried[kHalf];  // W^ D, then gain dU, then dR
     barrier_sync(kStateBarrier, kWorkers);
     multiply_fragments<Engine, State, false>(carried, write, cotangent, true);
-    if (index + 1 < task.chunks && group_warp() == 0) {
-      turns.release_before();
-      early_turns.release_before();
-    }
     std::uint32_t square[4][4];
     if constexpr (Delta) fetch_transposed<Square>(square, stage + Stage::kSquareY, 0);
     Engine::template wait<0>();
@@ -209,8 +205,8 @@ __device__ __forceinline__ void scan_back_rows(const NarrowBackward& scan,
     }
     scale_rows(carried, make_float2(scan.mantissa, scan.mantissa));
     put_rounded<Format, Value>(early + Early::kResult, 0, carried);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(block.early.result + early_turns.stage());
+    fence_async();
+    mbarrier_arrive(block.early.result + early_turns.stage());
     turns.advance();
     early_turns.advance();
   }
@@ -303,7 +299,8 @@ __device__ __forceinline__ void scan_back_state(const NarrowBackward& scan,
     } else {
       Engine::hold(state);
     }
-    if (index > 0) publish();
+    if (index > 0) publish();  // with a fence, for the copy engine writes to the stages next
+    mbarrier_arrive(block.early.result + early_turns.stage());
     turns.advance();
     early_turns.advance();
   }
@@ -399,8 +396,7 @@ __device__ __forceinline__ void scan_back_ahead(const NarrowBackward& scan,
     }
     fence_async();
     mbarrier_wait(block.barriers.full + tiles.stage, tiles.parity);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(block.early.ahead + turn.stage);
+    mbarrier_arrive(block.early.ahead + turn.stage);
     tiles = tiles.next(block.stages);
     turn = turn.next(block.early_stages);
   }
@@ -461,7 +457,8 @@ __device__ __forceinline__ void scan_narrow_back(const NarrowBackward& scan, std
   unsigned char* const early_stage = shared + scan.stages * stage_bytes;
   unsigned char* const own = early_stage + scan.early_stages * Early::kBytes;
   const NarrowBarriers barriers(own + Back::own(call.same_key), scan.stages);
-  const NarrowBarriers early(own + Back::own(call.same_key) + scan.stages * 32, scan.early_stages);
+  const NarrowBarriers early(own + Back::own(call.same_key) + scan.stages * kNarrowBarrierBytes,
+                             scan.early_stages);
   const NarrowTask& task =
       start_narrow_block(early, scan.early_stages, &barriers, scan.stages, scan.chunk, scan.tensors,
                          number, N, scan.width, Back::kWorkers);
@@ -496,7 +493,8 @@ __device__ __forceinline__ void scan_narrow_back(const NarrowBackward& scan, std
     } else if (group_warp() == kTakeWarp) {
       take_results<typename Back::Value>(narrow_result(call, scan.back.d_v, task, true), call.d_v,
                                          task, early, early_stage + Early::kResult,
-                                         scan.early_stages, Early::kBytes, true);
+                                         scan.early_stages, Early::kBytes, &barriers, scan.stages,
+                                         true);
     }
   }
   cluster_sync();  // others bring tiles and arrive here until the end

@@ -106,7 +106,6 @@ __device__ __forceinline__ void scan_rows(const NarrowForward& scan, const Narro
     if constexpr (Delta) {
       multiply_fragments<Engine, State, false>(rows, erase, own + index % 2 * State::kBytes, true);
     }
-    if (index > 0 && group_warp() == 0) turns.release_before();
     if constexpr (Delta) {
       std::uint32_t square[4][4];
       fetch_fragments<Square>(square, stage + Stage::kSquareY);
@@ -155,8 +154,8 @@ __device__ __forceinline__ void scan_rows(const NarrowForward& scan, const Narro
       fetch(next);
     }
     if constexpr (Delta) put_rounded<Format, Value>(stage + Stage::kValue, 0, rows);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers.result + turns.stage());
+    fence_async();
+    mbarrier_arrive(barriers.result + turns.stage());
     turns.advance();
   }
 }
@@ -226,7 +225,8 @@ __device__ __forceinline__ void scan_state(const NarrowForward& scan, const Narr
       Engine::template wait<0>();
       Engine::hold(state);
     }
-    if (more) publish();
+    if (more) publish();  // with a fence, for the copy engine writes to the stage next
+    mbarrier_arrive(barriers.result + turns.stage());
     turns.advance();
   }
   states.finish();
@@ -249,7 +249,7 @@ __device__ __forceinline__ void scan_narrow(const NarrowForward& scan, std::uint
       } else if (group_warp() == kTakeWarp) {
         take_results<typename Forth::Value>(
             narrow_result(call, Delta ? scan.z : nullptr, task, false), call.d_v, task, barriers,
-            shared + Stage::kValue, scan.stages, Stage::bytes(call.same_key), false);
+            shared + Stage::kValue, scan.stages, Stage::bytes(call.same_key), nullptr, 1, false);
       }
     } else {
       mbarrier_wait(barriers.full, 0);

@@ -85,45 +85,49 @@ inline constexpr int kFeedWarp = 0, kTakeWarp = 1, kAheadWarp = 2, kAheadWarps =
 
 // Barriers of the stages. `full`: the copy engine has brought the tiles. `ahead`: the warps that
 // work ahead have done so, and all tiles of the chunk are there. `result`: the row group has put
-// its result there, its last use of the stage. `empty`: all blocks of the cluster have done with
-// the stage, since any block may bring tiles to all; of each, the warp that takes results away says
-// so, and for the groups of the state the row group, when it has the next state.
+// its result there, its last use of the stage, and the groups of the state have done with it.
+// `empty`: all blocks of the cluster have done with the stage, since any block may bring tiles to
+// all; of each, the warp that takes results away says so, some of its lanes for all of them once
+// they have met at `taken`.
 struct NarrowBarriers {
-  std::uint64_t *full, *empty, *ahead, *result;  // [stages] each
+  std::uint64_t *full, *empty, *ahead, *result, *taken;  // [stages] each
 
   __device__ NarrowBarriers(unsigned char* at, int stages)
       : full(reinterpret_cast<std::uint64_t*>(at)),
         empty(full + stages),
         ahead(empty + stages),
-        result(ahead + stages) {}
-  // By one thread; `arrivals`: of each block of the cluster that say `empty`.
-  __device__ void init(int stages, int blocks, int arrivals) const {
+        result(ahead + stages),
+        taken(result + stages) {}
+  // By one thread; `workers` as below.
+  __device__ void init(int stages, int blocks, int workers) const {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(full + i, 1);
-      mbarrier_init(empty + i, static_cast<std::uint32_t>(arrivals * blocks));
-      mbarrier_init(ahead + i, kAheadWarps);
-      mbarrier_init(result + i, kGroup / 32);
+      mbarrier_init(empty + i, static_cast<std::uint32_t>(blocks));
+      mbarrier_init(ahead + i, kAheadWarps * kWarpArrivals);
+      mbarrier_init(result + i, static_cast<std::uint32_t>(workers / 32 * kWarpArrivals));
+      mbarrier_init(taken + i, kWarpArrivals);
     }
   }
 };
+inline constexpr int kNarrowBarrierBytes = 40;  // of a stage
 // Bytes of shared memory of a block that has `own` bytes besides the stages.
 __host__ __device__ constexpr int narrow_bytes(int stages, int stage_bytes, int own) {
-  return stages * (stage_bytes + 32) + own + static_cast<int>(sizeof(NarrowTask));
+  return stages * (stage_bytes + kNarrowBarrierBytes) + own + static_cast<int>(sizeof(NarrowTask));
 }
 
 // The beginning of a block, by all threads: its task, behind the barriers. `block` is its number in
 // the scan, `workers` the threads of its groups but the fourth. `others`: a second ring of stages,
-// which the row group alone says to be empty, before the barriers; null where there is none.
+// before the barriers; null where there is none.
 __device__ __forceinline__ const NarrowTask& start_narrow_block(
     const NarrowBarriers& barriers, int stages, const NarrowBarriers* others, int other_stages,
     const ChunkCall& chunk, const ScanTensors& tensors, std::uint32_t block, int columns, int width,
     int workers) {
-  auto& task = *reinterpret_cast<NarrowTask*>(barriers.result + stages);
+  auto& task = *reinterpret_cast<NarrowTask*>(barriers.taken + stages);
   if (threadIdx.x == 0) {
     task.set(chunk, block, columns, width);
-    barriers.init(stages, task.blocks, 2);
-    if (others != nullptr) others->init(other_stages, task.blocks, 1);
+    barriers.init(stages, task.blocks, workers);
+    if (others != nullptr) others->init(other_stages, task.blocks, workers);
     mbarrier_fence();
   }
   if (static_cast<int>(threadIdx.x) == workers) {
@@ -149,22 +153,16 @@ class NarrowTurns {
     const Turn next = turn_.next(stages_);
     mbarrier_wait(of_stages + next.stage, next.parity, wanted);
   }
-  __device__ __forceinline__ void advance() {
-    before_ = turn_.stage;
-    turn_ = turn_.next(stages_);
+  __device__ __forceinline__ void advance() { turn_ = turn_.next(stages_); }
+  // By a warp: nobody of the block will use the present stage.
+  __device__ __forceinline__ void release() const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (lane < blocks_) mbarrier_arrive_at(barriers_.empty + turn_.stage, lane);
   }
-  // By a warp, of the present stage, or of the one before: nobody for whom it speaks will use it.
-  __device__ __forceinline__ void release() const { release(turn_.stage); }
-  __device__ __forceinline__ void release_before() const { release(before_); }
 
  private:
-  __device__ __forceinline__ void release(int stage) const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    if (lane < blocks_) mbarrier_arrive_at(barriers_.empty + stage, lane);
-  }
-
   const NarrowBarriers& barriers_;
-  int stages_, blocks_, before_ = 0;
+  int stages_, blocks_;
   Turn turn_;
 };
 
@@ -313,28 +311,36 @@ __device__ __forceinline__ NarrowResult narrow_result(const TwoKeyCall& call, vo
 }
 
 // What the warp does that takes results away: value tiles at `stages`, `stage_bytes` apart.
+// `others`: the second ring, which has no results.
 template <class Value>
 __device__ __forceinline__ void take_results(NarrowResult result, int d_v, const NarrowTask& task,
                                              const NarrowBarriers& barriers,
                                              const unsigned char* stages, int stage_count,
-                                             int stage_bytes, bool back) {
+                                             int stage_bytes, const NarrowBarriers* others,
+                                             int other_stages, bool back) {
   constexpr int kPieces = Value::kColumns / 8, kRows = 32 / kPieces, kTimes = 64 / kRows;
   const int lane = static_cast<int>(threadIdx.x % 32), first = lane / kPieces;
   const int piece = lane % kPieces;
   const bool inside = result.to != nullptr && task.column + 8 * piece < d_v;
   std::int64_t at = first * result.stride + piece * 16;
   NarrowTurns turns(barriers, stage_count, task.blocks);
+  NarrowTurns other_turns(others != nullptr ? *others : barriers, other_stages, task.blocks);
   for (int number = 0; number < task.chunks; ++number) {
     const unsigned char* const tile = stages + turns.stage() * stage_bytes;
     const int count = inside ? task.count(back ? task.chunks - 1 - number : number) : 0;
     turns.await(barriers.result);
+    if (others != nullptr) {
+      other_turns.release();
+      other_turns.advance();
+    }
     uint4 rows[kTimes];
 #pragma unroll
     for (int i = 0; i < kTimes; ++i) {
       rows[i] = *reinterpret_cast<const uint4*>(tile + Value::place(kRows * i + first, piece));
     }
     fence_async();  // the copy engine writes there next
-    __syncwarp();
+    mbarrier_arrive(barriers.taken + turns.stage());
+    turns.await(barriers.taken);
     turns.release();
 #pragma unroll
     for (int i = 0; i < kTimes; ++i) {

@@ -50,8 +50,8 @@ struct PrepShape {
 
     // Before a barrier of all.
     __device__ void begin() {
-      mbarrier_init(&full, 2);
-      mbarrier_init(&empty, 4);
+      mbarrier_init(&full, 1 + 32);  // every lane arrives (chunk_scan_feed.hpp says why)
+      mbarrier_init(&empty, kTeam);
       mbarrier_fence();
     }
   };
@@ -95,8 +95,7 @@ __device__ __forceinline__ void feed_team(
     __syncwarp();
     put_numbers<Delta, Lean>(shared.numbers, gates, c, c.records + item * c.layout.bytes,
                              span.count);
-    __syncwarp();
-    if (leads) mbarrier_arrive(&shared.full);
+    mbarrier_arrive(&shared.full);
   }
 }
 
@@ -143,8 +142,7 @@ __device__ __forceinline__ void work_team(
     if (leads) store_bulk_read();
     barrier_sync(barrier, kTeam);
     put_products<Format>(p, a, shared.numbers, out, c.call.scale, warp);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty);
+    mbarrier_arrive(&shared.empty);
     if constexpr (Delta) {
       const bool precise = invert_triangle<Format>(out.triangle, out.y, record + layout.square_low,
                                                    out.notes, barrier, number);

@@ -209,6 +209,7 @@ __device__ __forceinline__ void scan_backward(const ScanBackward& scan, std::int
       Engine::commit();
     }
     put_rows<typename Stage::Value>(result, values);
+    turns.read();
     turns.ahead(index > task.begin);
     Engine::template wait<0>();
     Engine::hold(state);

@@ -173,9 +173,13 @@ __device__ __forceinline__ void load_values(const ChunkCall& chunk, const ScanTe
 }
 
 // The barriers between the parts of a block. The copy engine counts what has arrived in a stage at
-// an mbarrier, and at another one the warps of the groups say when they have read the stage and,
-// where there is a result, put it in the tile of their values. With ordinary copies both are named
+// an mbarrier, where the feeding warps say that they have taken the result of the chunk before from
+// there; at another one the warps of the groups say when they have read the stage and, where there
+// is a result, put it in the tile of their values. With ordinary copies both are named
 // barriers, `full` and `done`, one for each stage.
+// Every lane of a warp arrives, not one behind __syncwarp(): it costs no more, and
+// compute-sanitizer takes an mbarrier to order what its arriving threads themselves did.
+inline constexpr int kWarpArrivals = 32;
 inline constexpr int kFullBarrier = 1, kDoneBarrier = 5, kGroupBarrier = 9, kFeederBarrier = 13;
 
 struct ScanBarriers {
@@ -206,9 +210,9 @@ __device__ __forceinline__ const ScanTask& start_block(const ScanBarriers& barri
     if constexpr (Engine::kBulk) {
 #pragma unroll 1
       for (int i = 0; i < stages; ++i) {
-        mbarrier_init(barriers.arrived + i, 1);
-        mbarrier_init(barriers.done + i, task.groups * 4);
-        mbarrier_init(barriers.made + i, 4);
+        mbarrier_init(barriers.arrived + i, 1 + 4 * kWarpArrivals);
+        mbarrier_init(barriers.done + i, task.groups * 4 * kWarpArrivals);
+        mbarrier_init(barriers.made + i, 4 * kWarpArrivals);
       }
       mbarrier_fence();
     }
@@ -283,13 +287,12 @@ __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stag
   count += parts;
   begin -= parts * step;
   for (int number = 0; number < count && number < stages; ++number) {
-    if (!leads) continue;
-    if (number < parts) {
-      part(number, number);
-    } else {
+    if (leads && number < parts) part(number, number);
+    if (leads && number >= parts) {
       load(number, begin + number * step);
       values(number, begin + number * step);
     }
+    mbarrier_arrive(barriers.arrived + number);
   }
   Turn turn;
   for (int number = 0; number < count; ++number) {
@@ -306,6 +309,7 @@ __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stag
     if (number >= parts) store(turn.stage, begin + number * step);
     if (next < count) {
       fence_async();
+      mbarrier_arrive(barriers.arrived + turn.stage);
       barrier_sync(kFeederBarrier, kGroup);
       if (leads && next >= parts) values(turn.stage, begin + next * step);
     }
@@ -322,8 +326,7 @@ __device__ __forceinline__ void make_bulk(const ScanBarriers& barriers, int stag
     mbarrier_wait(barriers.arrived + turn.stage, turn.parity);
     make(turn.stage);
     fence_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers.made + turn.stage);
+    mbarrier_arrive(barriers.made + turn.stage);
     turn = turn.next(stages);
   }
 }

@@ -109,11 +109,15 @@ class StageTurns {
   __device__ __forceinline__ void start() const {
     if constexpr (!Engine::kBulk) barrier_sync(kFullBarrier + turn_.stage, kThreads);
   }
+  // The thread will not read the present stage any more, where the copy engine writes next;
+  // products that do so may run.
+  __device__ __forceinline__ void read() const {
+    if constexpr (Engine::kBulk) fence_async();
+  }
   // The group has done with the stage.
   __device__ __forceinline__ void finish() {
     if constexpr (Engine::kBulk) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers_.done + turn_.stage);
+      mbarrier_arrive(barriers_.done + turn_.stage);
     } else {
       barrier_arrive(kDoneBarrier + turn_.stage, kThreads);
     }
@@ -447,11 +451,13 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
       }
       Engine::commit();
     }
+    if constexpr (!kApart) turns.read();
     turns.ahead(index + 1 < task.end);
     Engine::template wait<0>();
     if constexpr (kApart) {
       Engine::hold(sums);
       add_sums(state, sums, stage + Stage::kKeep);
+      turns.read();
     } else {
       Engine::hold(state);
     }
