@@ -153,9 +153,23 @@ rankone_status rankone_precondition(rankone_context* context, const rankone_sequ
   return run(context, "rankone_precondition", how, [&](Call& call) {
     const auto& cut = call.given("sequences", sequences).sequences;
     const auto& out = call.given("outputs", outputs);
-    recurrence::precondition(
-        call.context(), cut, inputs_of(call, inputs),
-        {.out = call.out("out", out.out), .final = call.out("final_state", out.final_state)});
+    recurrence::precondition(call.context(), cut, inputs_of(call, inputs),
+                             {.out = call.out("out", out.out),
+                              .final = call.out("final_state", out.final_state),
+                              .saved = call.out("saved", out.saved)});
+  });
+}
+
+rankone_status rankone_precondition_saved(rankone_context* context,
+                                          const rankone_sequences* sequences,
+                                          const rankone_precondition_inputs* inputs,
+                                          int64_t* numbers) {
+  size_t workspace_bytes = 0;  // nothing is computed
+  const rankone_call how{nullptr, nullptr, 0, &workspace_bytes};
+  return run(context, "rankone_precondition_saved", &how, [&](Call& call) {
+    const auto& cut = call.given("sequences", sequences).sequences;
+    call.given("numbers", numbers);
+    *numbers = recurrence::precondition_saved(call.context(), cut, inputs_of(call, inputs));
   });
 }
 
@@ -172,7 +186,8 @@ rankone_status rankone_precondition_vjp(rankone_context* context,
     recurrence::precondition_vjp(
         call.context(), cut, inputs_of(call, inputs),
         {.out = call.in("the cotangent of out", from.out),
-         .final = call.in("the cotangent of final_state", from.final_state)},
+         .final = call.in("the cotangent of final_state", from.final_state),
+         .saved = call.in("saved", from.saved)},
         {.k = call.out("the gradient of k", to.k),
          .target = call.out("the gradient of target", to.target),
          .g = call.out("the gradient of g", to.g),

@@ -227,6 +227,11 @@ typedef struct rankone_precondition_inputs {
 typedef struct rankone_precondition_outputs {
   rankone_tensor out;         /* [R, H, K] */
   rankone_tensor final_state; /* as initial; may be its memory */
+  /* [rankone_precondition_saved()] float32, on CUDA at a multiple of 16 bytes; absent: nothing is
+   * saved. What rankone_precondition_vjp with the same sequences and inputs takes, as `saved` of
+   * its cotangents, instead of making it again. The outputs have the same bits with it and without.
+   */
+  rankone_tensor saved;
 } rankone_precondition_outputs;
 
 typedef struct rankone_precondition_grads {
@@ -239,7 +244,15 @@ RANKONE_API rankone_status rankone_precondition(rankone_context* context,
                                                 const rankone_precondition_inputs* inputs,
                                                 const rankone_precondition_outputs* outputs,
                                                 const rankone_call* call);
-/* cotangents: dL/d of the outputs; an absent final_state counts as zero. */
+/* Stores how many numbers `saved` has for these inputs: for each head of 128 channels at most 2 a
+ * row and 128 a sequence; 0 where there is nothing to save: on a CPU, in float32, and for other
+ * kinds and sizes. `numbers` depends on what rankone_two_key_saved's does. */
+RANKONE_API rankone_status rankone_precondition_saved(rankone_context* context,
+                                                      const rankone_sequences* sequences,
+                                                      const rankone_precondition_inputs* inputs,
+                                                      int64_t* numbers);
+/* cotangents: dL/d of the outputs; an absent final_state counts as zero, and `saved` is what
+ * rankone_precondition left, absent where it left nothing. */
 RANKONE_API rankone_status rankone_precondition_vjp(rankone_context* context,
                                                     const rankone_sequences* sequences,
                                                     const rankone_precondition_inputs* inputs,

@@ -195,6 +195,80 @@ TEST(CapiCuda, DecodesWithNarrowStatesInPlace) {
   rankone_context_free(context);
 }
 
+// What the preconditioner leaves to its vjp: the outputs do not depend on it, and the gradients are
+// those without it.
+TEST(CapiCuda, ThePreconditionerLeavesItsStatesToTheVjp) {
+  const rankone_options options = {RANKONE_CUDA, 0, 0, 0};
+  rankone_context* context = nullptr;
+  char message[256];
+  if (rankone_context_create(&options, &context, message, sizeof message) != RANKONE_OK) {
+    GTEST_SKIP() << message;
+  }
+  const std::int64_t batch = 2, time = 200, heads = 2, d_k = 128;
+  const Tensor k = uniform({batch * time, heads, d_k}, Dtype::bf16, -0.2, 0.2, 0);
+  const Tensor d_out = uniform({batch * time, heads, d_k}, Dtype::bf16, -1, 1, 1);
+  const Tensor g = uniform({batch * time, heads}, Dtype::f32, -0.2, 0, 2);
+  const Tensor center = uniform({heads}, Dtype::f32, -3, -2, 3);
+  const OnGpu gpu_k(k), gpu_d_out(d_out), gpu_g(g), gpu_center(center);
+  rankone_sequences* sequences = nullptr;
+  ASSERT_EQ(rankone_sequences_dense(context, batch, time, &sequences), RANKONE_OK);
+  rankone_precondition_inputs in = {};
+  in.k = in.target = gpu_k.tensor();
+  in.g = gpu_g.tensor();
+  in.center = gpu_center.tensor();
+  in.x = 1.5;
+  in.eps = 1e-6;
+  std::int64_t numbers = 0;
+  ASSERT_EQ(rankone_precondition_saved(context, sequences, &in, &numbers), RANKONE_OK)
+      << rankone_last_error(context);
+  ASSERT_GT(numbers, 0);
+  EXPECT_LE(numbers, heads * (2 * batch * time + 128 * batch));
+  const OnGpu saved(Tensor::empty({numbers}, Dtype::f32));
+
+  struct Results {
+    Tensor out, k, target, g, center;
+  };
+  const auto run = [&](bool saves) {
+    const OnGpu out(unwritten(k)), d_k(unwritten(k)), d_target(unwritten(k)), d_g(unwritten(g)),
+        d_center(unwritten(center));
+    rankone_precondition_outputs to = {}, from = {};
+    to.out = out.tensor();
+    from.out = gpu_d_out.tensor();
+    if (saves) to.saved = from.saved = saved.tensor();
+    rankone_precondition_grads grads = {};
+    grads.k = d_k.tensor();
+    grads.target = d_target.tensor();
+    grads.g = d_g.tensor();
+    grads.center = d_center.tensor();
+    const rankone_call how = {};
+    EXPECT_EQ(rankone_precondition(context, sequences, &in, &to, &how), RANKONE_OK)
+        << rankone_last_error(context);
+    EXPECT_EQ(rankone_precondition_vjp(context, sequences, &in, &from, &grads, &how), RANKONE_OK)
+        << rankone_last_error(context);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return Results{out.get(), d_k.get(), d_target.get(), d_g.get(), d_center.get()};
+  };
+  const Results with = run(true), without = run(false);
+  expect_same_bits(without.out, with.out, "out");
+  const auto close = [](const Tensor& expected, const Tensor& got, double bound, const char* name) {
+    const Tensor right = expected.to(Dtype::f32), other = got.to(Dtype::f32);
+    double sum = 0, difference = 0;
+    for (std::int64_t i = 0; i < right.count(); ++i) {
+      const double x = right.data<float>()[i], y = other.data<float>()[i];
+      sum += x * x;
+      difference += (x - y) * (x - y);
+    }
+    EXPECT_GT(sum, 0) << name;
+    EXPECT_LE(difference, bound * bound * sum) << name;
+  };
+  close(without.k, with.k, 0x1p-9, "k");  // rounded once, to either side
+  close(without.target, with.target, 0x1p-9, "target");
+  close(without.g, with.g, 1e-5, "g");
+  close(without.center, with.center, 1e-5, "center");
+  rankone_sequences_free(sequences);
+  rankone_context_free(context);
+}
+
 #endif
 
 }  // namespace

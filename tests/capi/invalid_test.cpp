@@ -170,6 +170,7 @@ TEST_F(Refused, NullPointers) {
         rankone_two_key_vjp(context, nullptr, nullptr, nullptr, nullptr, nullptr),
         rankone_two_key_step(context, nullptr, nullptr, nullptr, nullptr),
         rankone_precondition(context, nullptr, nullptr, nullptr, nullptr),
+        rankone_precondition_saved(context, nullptr, nullptr, nullptr),
         rankone_precondition_vjp(context, nullptr, nullptr, nullptr, nullptr, nullptr),
         rankone_decay(context, nullptr, nullptr, nullptr),
         rankone_decay_vjp(context, nullptr, nullptr, nullptr, nullptr),
@@ -232,6 +233,8 @@ TEST_F(Refused, ChoicesThatDoNotExist) {
   const auto run_precondition = [&] {
     return rankone_precondition(context_, sequences, &precondition, &precondition_out, &call);
   };
+  const Tensor keys = uniform({6, 2, 4}, Dtype::f32, -1, 1, 2);
+  const Tensor center = Tensor::zeros({2}, Dtype::f32), some = Tensor::zeros({3}, Dtype::f32);
   const std::vector<Row> table = {
       {"kind is 10 (0 to 9)", [&] { return gain = {}, gain.kind = 10, run_gain(); }},
       {"time_factor is -1",
@@ -245,6 +248,22 @@ TEST_F(Refused, ChoicesThatDoNotExist) {
       {"kind is 2", [&] { return precondition.kind = 2, run_precondition(); }},
       {"normalize is 7",
        [&] { return precondition.kind = 0, precondition.normalize = 7, run_precondition(); }},
+      {"numbers is null",
+       [&] { return rankone_precondition_saved(context_, sequences, &precondition, nullptr); }},
+      {"saved has shape [3]",  // on a CPU nothing is saved
+       [&] {
+         precondition.normalize = 0;
+         precondition.k = precondition.target = precondition_out.out = c_tensor(keys);
+         precondition.center = c_tensor(center);
+         precondition.x = 1.5;
+         precondition.eps = 1e-6;
+         std::int64_t numbers = 7;
+         EXPECT_EQ(rankone_precondition_saved(context_, sequences, &precondition, &numbers),
+                   RANKONE_OK);
+         EXPECT_EQ(numbers, 0);
+         precondition_out.saved = c_tensor(some);
+         return run_precondition();
+       }},
   };
   for (const Row& row : table) {
     EXPECT_EQ(row.run(), RANKONE_INVALID_ARGUMENT) << row.message;

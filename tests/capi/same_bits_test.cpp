@@ -216,7 +216,7 @@ TEST_P(SameBits, PreconditionForwardAndVjp) {
     const auto* sequences = cut(packing());
     const Tensor c_out = twin(out.out);
     const Tensor c_final = twin(out.final);
-    const rankone_precondition_outputs outputs{c_tensor(c_out), c_tensor(c_final)};
+    const rankone_precondition_outputs outputs{c_tensor(c_out), c_tensor(c_final), {}};
     expect_done([&](const rankone_call* call) {
       return rankone_precondition(context_, sequences, &c_in, &outputs, call);
     });
@@ -226,7 +226,7 @@ TEST_P(SameBits, PreconditionForwardAndVjp) {
     const rec::PreconditionGrads twins{twin(grads.k),      twin(grads.target), twin(grads.g),
                                        twin(grads.b),      twin(grads.center), twin(grads.ridge),
                                        twin(grads.initial)};
-    const rankone_precondition_outputs cotangents{c_tensor(k), c_tensor(initial)};
+    const rankone_precondition_outputs cotangents{c_tensor(k), c_tensor(initial), {}};
     const rankone_precondition_grads c_grads{
         c_tensor(twins.k),      c_tensor(twins.target), c_tensor(twins.g),      c_tensor(twins.b),
         c_tensor(twins.center), c_tensor(twins.ridge),  c_tensor(twins.initial)};
