@@ -83,21 +83,21 @@ void TileBackward::solve_back(const ChunkRows& rows, const float* d_o, const flo
   const TileMatrix state_pairs = state_pairs_.with_parts(chunk_.state_parts);
   tiles_.rows_to_pairs(state_pairs, state_rows_);
   multiply(chunk_.raw_write, state_pairs, solved, v_row);
-  if (sizes_.decay == DecayKind::scalar) {
-    k.copy_rows(solved, v_row, solved, v_row, chunk_.suffix, n, sizes_.d_v);
-  }
   tiles_.pack_rows({d_output_rows_, d_o, rows.value_row, n, sizes_.d_v});
   tiles_.rows_to_pairs(value_pairs_, d_output_rows_);
   tiles_.rows_to_pairs(square_pairs_, chunk_.seen);
   tiles_.transpose(square_columns_, square_pairs_);
-  multiply(square_columns_, value_pairs_, solved, v_row, Into::add, TileProduct::Shape::upper_left);
+  multiply_onto(solved, sizes_.decay == DecayKind::scalar ? chunk_.suffix : nullptr,
+                {.a = square_columns_,
+                 .b = value_pairs_,
+                 .c = solved,
+                 .c_row = v_row,
+                 .shape = TileProduct::Shape::upper_left});
   if (sizes_.delta) {
     k.solve_lower_transposed(
         {chunk_.solve, chunk_.square_row, solved, v_row, solved, v_row, n, sizes_.d_v});
   }
-  for (int i = 0; i < n; ++i) {
-    results.d_gain[i] = k.dot(solved + i * v_row, errors + i * v_row, sizes_.d_v);
-  }
+  tiles_.row_dots({results.d_gain, solved, v_row, errors, v_row, n, sizes_.d_v});
   k.copy_rows(results.d_value, v_row, solved, v_row, chunk_.gain, n, sizes_.d_v);
 }
 
@@ -128,7 +128,7 @@ void TileBackward::interactions(const ChunkRows& rows, const float* errors) {
   lower.from = lower.to = results.d_read_;
   lower.diagonal = false;
   lower.factor = -1.0F;
-  if (!channel) lower.tiles = d_read_rows_;
+  if (!channel) lower.tiles = d_read_rows_.with_parts(parts_);
   tiles_.lower(lower);
 }
 
@@ -145,79 +145,91 @@ void TileBackward::through_state(const float* state) {
   if (sizes_.delta) multiply(residual_rows_, columns, results.erase_back_, k_row);
 }
 
-void TileBackward::multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row,
-                            Into into, TileProduct::Shape shape) {
-  tiles_.product({a, b, out, row, into, shape, &ahead});
+void TileBackward::multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row) {
+  tiles_.product({.a = a, .b = b, .c = out, .c_row = row, .ahead = &ahead});
+}
+
+void TileBackward::multiply_onto(const float* from, const float* scale, TileProduct product) {
+  product.ahead = &ahead;
+  product.from = from;
+  product.from_row = product.c_row;
+  product.scale = scale;
+  tiles_.product(product);
 }
 
 void TileBackward::scalar_keys(const ChunkRows& rows) {
   using Shape = TileProduct::Shape;
-  const int n = rows.count;
   const int k_row = results.key_row;
   float* weights = results.weights_;
-  const auto start = [&](float* to, const float* back, const float* decay, float factor) {
-    for (int i = 0; i < n; ++i) weights[i] = decay == nullptr ? factor : factor * decay[i];
-    kernels().copy_rows(to, k_row, back, k_row, weights, n, sizes_.padded_k());
-  };
   const bool decays = sizes_.decay == DecayKind::scalar;
-  const float* prefix = decays ? chunk_.prefix : nullptr;
+  const auto readers = [&](float factor) {
+    std::fill_n(weights, kChunk, factor);
+    for (int i = 0; i < rows.count && decays; ++i) weights[i] *= chunk_.prefix[i];
+    return weights;
+  };
   const TileMatrix write_pairs = write_pairs_.with_parts(parts_);
   tiles_.rows_to_pairs(write_pairs, chunk_.raw_write);
   tiles_.rows_to_pairs(query_pairs_, chunk_.raw_query);
-  start(results.d_query, results.query_back_, prefix, sizes_.scale);
-  start(results.d_write, results.write_back_, decays ? chunk_.suffix : nullptr, 1.0F);
-  multiply(d_seen_rows_, write_pairs, results.d_query, k_row, Into::add, Shape::lower_left);
+  multiply_onto(results.query_back_, readers(sizes_.scale),
+                {.a = d_seen_rows_,
+                 .b = write_pairs,
+                 .c = results.d_query,
+                 .c_row = k_row,
+                 .shape = Shape::lower_left});
   tiles_.rows_to_pairs(square_pairs_, d_seen_rows_);
   tiles_.transpose(square_columns_, square_pairs_);
-  multiply(square_columns_, query_pairs_, results.d_write, k_row, Into::add, Shape::upper_left);
+  TileProduct d_write{.a = square_columns_,
+                      .b = query_pairs_,
+                      .c = results.d_write,
+                      .c_row = k_row,
+                      .shape = Shape::upper_left};
+  multiply_onto(results.write_back_, decays ? chunk_.suffix : nullptr, d_write);
   if (!sizes_.delta) return;
-  tiles_.rows_to_pairs(erase_pairs_, chunk_.erase);
-  start(results.d_erase, results.erase_back_, prefix, -1.0F);
-  multiply(d_read_rows_, write_pairs, results.d_erase, k_row, Into::add, Shape::lower_left);
-  tiles_.rows_to_pairs(square_pairs_, d_read_rows_);
-  tiles_.transpose(square_columns_, square_pairs_);
-  multiply(square_columns_, erase_pairs_, results.d_write, k_row, Into::add, Shape::upper_left);
+  // The state wants them in as many parts as it has.
+  tiles_.rows_to_pairs(erase_pairs_.with_parts(std::max(parts_, chunk_.state_parts)), chunk_.erase);
+  multiply_onto(results.erase_back_, readers(-1.0F),
+                {.a = d_read_rows_,
+                 .b = write_pairs,
+                 .c = results.d_erase,
+                 .c_row = k_row,
+                 .shape = Shape::lower_left});
+  const TileMatrix read_columns = square_columns_.with_parts(parts_);
+  tiles_.rows_to_pairs(square_pairs_.with_parts(parts_), d_read_rows_);
+  tiles_.transpose(read_columns, square_pairs_);
+  d_write.a = read_columns;
+  d_write.b = erase_pairs_;
+  multiply_onto(results.d_write, nullptr, d_write);
 }
 
 // In the crossing form (DecayGrad).
 void TileBackward::scalar_gates(const ChunkRows& rows, const float* state, const float* d_state) {
-  const Kernels& k = kernels();
   const int n = rows.count;
-  const int square = chunk_.square_row;
-  const int k_row = results.key_row;
-  float* crossing = results.crossing_;
-  k.multiply_rows(Into::overwrite, crossing, square, results.d_seen_, square, chunk_.seen_dots,
-                  square, 1.0F, n, n);
-  if (sizes_.delta) {
-    k.multiply_rows(Into::add, crossing, square, results.d_read_, square, chunk_.read_dots, square,
-                    1.0F, n, n);
-  }
+  const int v_row = results.value_row;
+  float inside[kChunk];
+  tiles_.crossing({results.d_seen_, chunk_.seen_dots, sizes_.delta ? results.d_read_ : nullptr,
+                   chunk_.read_dots, chunk_.square_row, n, inside});
+  float* of_state = results.whole_;
+  tiles_.row_dots({of_state, state, v_row, d_state, v_row, sizes_.d_k, sizes_.d_v});
   float whole = 0.0F;
-  for (int d = 0; d < sizes_.d_k; ++d) {
-    const Index at = static_cast<Index>(d) * results.value_row;
-    whole += k.dot(state + at, d_state + at, sizes_.d_v);
-  }
+  for (int d = 0; d < sizes_.d_k; ++d) whole += of_state[d];
   whole *= chunk_.prefix[n - 1];
+  const auto dots = [&](float* to, const float* keys, const float* back) {
+    tiles_.row_dots({to, keys, rows.key_row, back, results.key_row, n, sizes_.d_k});
+  };
+  float of_query[kChunk], of_write[kChunk];
+  float of_erase[kChunk] = {};
+  dots(of_query, rows.q, results.query_back_);
+  dots(of_write, rows.w, results.write_back_);
+  if (sizes_.delta) dots(of_erase, rows.e, results.erase_back_);
   float readers = 0.0F;
-  float below[kChunk] = {};  // crossing(i, j) summed over i >= t, for every j
   for (int t = n - 1; t >= 0; --t) {
-    const float prefix = chunk_.prefix[t];
-    readers += sizes_.scale * prefix *
-               k.dot(rows.q + t * rows.key_row, results.query_back_ + t * k_row, sizes_.d_k);
-    if (sizes_.delta) {
-      readers -=
-          prefix * k.dot(rows.e + t * rows.key_row, results.erase_back_ + t * k_row, sizes_.d_k);
-    }
-    float inside = 0.0F;
-    for (int j = 0; j < t; ++j) below[j] += crossing[t * square + j];
-    for (int j = 0; j < t; ++j) inside += below[j];
-    results.d_gate[t] = whole + readers + inside;
+    readers += chunk_.prefix[t] * (sizes_.scale * of_query[t] - of_erase[t]);
+    results.d_gate[t] = whole + readers + inside[t];
   }
   float writers = 0.0F;
   for (int t = 0; t < n; ++t) {
     results.d_gate[t] += writers;
-    writers += chunk_.suffix[t] *
-               k.dot(rows.w + t * rows.key_row, results.write_back_ + t * k_row, sizes_.d_k);
+    writers += chunk_.suffix[t] * of_write[t];
   }
 }
 

@@ -33,8 +33,9 @@ class TileBackward {
   void scalar_keys(const ChunkRows& rows);
   void scalar_gates(const ChunkRows& rows, const float* state, const float* d_state);
   void state_back(const ChunkRows& rows, const float* d_o, float* d_state);
-  void multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row,
-                Into into = Into::overwrite, TileProduct::Shape shape = TileProduct::Shape::full);
+  void multiply(const TileMatrix& a, const TileMatrix& b, float* out, Index row);
+  // scale(i) from(i, :) + the product; a null scale is 1.
+  void multiply_onto(const float* from, const float* scale, TileProduct product);
 
   TwoKeySizes sizes_;
   const TileKernels& tiles_;

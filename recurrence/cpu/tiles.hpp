@@ -148,6 +148,28 @@ struct TileResidual {
   const float* gain = nullptr;
 };
 
+// out(i) = a(i, :) . b(i, :)
+struct TileRowDots {
+  float* out;
+  const float* a;
+  Index a_row;
+  const float* b;
+  Index b_row;
+  int rows, columns;
+};
+
+// inside(t) = sum_{i >= t > j} d_seen(i, j) seen(i, j) + d_read(i, j) read(i, j). All have rows of
+// `row` floats.
+struct TileCrossing {
+  const float* d_seen;
+  const float* seen;
+  const float* d_read;  // null: zero
+  const float* read;
+  Index row;
+  int n;
+  float* inside;
+};
+
 struct TileKernels {
   // Of the calling thread, around the products of a task.
   void (*begin)();
@@ -165,6 +187,8 @@ struct TileKernels {
   bool (*channel_decay)(const TileChannelDecay& d);
   void (*lower)(const TileLower& l);
   void (*residual)(const TileResidual& r);
+  void (*row_dots)(const TileRowDots& d);
+  void (*crossing)(const TileCrossing& d);
   // The rows before the first that holds an infinity or a NaN.
   int (*finite_rows)(const float* from, Index from_row, int rows, int columns);
 };

@@ -33,6 +33,8 @@ void scalar_decay(const ScalarDecay& d);
 bool channel_decay(const TileChannelDecay& d);
 void lower(const TileLower& l);
 void residual(const TileResidual& r);
+void row_dots(const TileRowDots& d);
+void crossing(const TileCrossing& d);
 int finite_rows(const float* from, Index from_row, int rows, int columns);
 
 }  // namespace rankone::recurrence::cpu::RANKONE_ISA

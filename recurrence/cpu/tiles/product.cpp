@@ -173,6 +173,8 @@ const TileKernels kTileKernels = {
     .channel_decay = channel_decay,
     .lower = lower,
     .residual = residual,
+    .row_dots = row_dots,
+    .crossing = crossing,
     .finite_rows = finite_rows,
 };
 
