@@ -6,6 +6,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/context.hpp"
@@ -35,6 +36,16 @@ class FlushDenormals {
   unsigned before_;
 #endif
 };
+
+// Results of more than this have left the second cache before anything reads them, so lines that
+// are written once and whole go past the caches: they need not be read first.
+inline constexpr std::size_t kStreamed = std::size_t{4} << 20;
+// Behind what a task has streamed, before other threads read it.
+inline void stream_end() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
 
 // ThreadPool::run(), every task with denormals flushed: in all recurrences and scans alike, so that
 // a call that joins two of them gives the same bits.

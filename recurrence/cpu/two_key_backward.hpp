@@ -71,15 +71,16 @@ struct GradientPlace {
   const TwoKeyShape& shape;
   const TwoKeySizes& sizes;
   const TwoKeyGrads& grads;
-  Index head;  // value head
-  bool add;    // the keys have gradients of earlier value heads
+  Index head;           // value head
+  bool add;             // the keys have gradients of earlier value heads
+  bool stream = false;  // past the caches (kStreamed)
 };
 // What run() left of rows [first, first + rows.count).
 void put_gradients(const GradientPlace& place, Index first, const ChunkRows& rows,
                    const ChunkBackward& back);
 // Copies or adds rows of scratch to a gradient, from element `offset` on; nothing where it is not
-// wanted.
+// wanted. `stream` as in GradientPlace.
 void put_rows(const Tensor& gradient, Index offset, Index stride, const float* from, Index from_row,
-              int rows, int columns, bool add);
+              int rows, int columns, bool add, bool stream = false);
 
 }  // namespace rankone::recurrence::cpu

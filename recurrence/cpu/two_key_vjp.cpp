@@ -1,4 +1,9 @@
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <algorithm>
+#include <cstdint>
 
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/tasks.hpp"
@@ -102,9 +107,21 @@ class GroupTask {
 }  // namespace
 
 void put_rows(const Tensor& gradient, Index offset, Index stride, const float* from, Index from_row,
-              int rows, int columns, bool add) {
+              int rows, int columns, bool add, bool stream) {
   if (!gradient.defined()) return;
   float* to = gradient.data<float>() + offset;
+#if defined(__x86_64__)
+  const bool lines = reinterpret_cast<std::uintptr_t>(to) % (kLine * sizeof(float)) == 0 &&
+                     stride % kLine == 0 && columns % kLine == 0;
+  if (stream && lines && !add) {
+    for (int i = 0; i < rows; ++i, to += stride, from += from_row) {
+      for (int c = 0; c < columns; c += 4) _mm_stream_ps(to + c, _mm_loadu_ps(from + c));
+    }
+    return;
+  }
+#else
+  static_cast<void>(stream);
+#endif
   for (int i = 0; i < rows; ++i, to += stride, from += from_row) {
     if (!add) {
       std::copy_n(from, columns, to);
@@ -122,16 +139,27 @@ void put_gradients(const GradientPlace& place, Index first, const ChunkRows& row
   const Index head = place.head;
   const int n = rows.count;
   const Index key = first * rows.key_row + head / shape.group() * shape.d_k;
-  put_rows(grads.q, key, rows.key_row, back.d_query, back.key_row, n, sizes.d_k, place.add);
-  put_rows(grads.e, key, rows.key_row, back.d_erase, back.key_row, n, sizes.d_k, place.add);
-  put_rows(grads.w, key, rows.key_row, back.d_write, back.key_row, n, sizes.d_k,
-           place.add || grads.joins_keys());
+  const bool joins = grads.joins_keys();
+  const bool streams_keys = place.stream && shape.group() == 1;  // else they are read again
+  // Summed before they leave, where nothing is there yet.
+  const bool summed = joins && !place.add;
+  for (Index at = 0; summed && at < static_cast<Index>(n) * back.key_row; ++at) {
+    back.d_erase[at] += back.d_write[at];
+  }
+  put_rows(grads.q, key, rows.key_row, back.d_query, back.key_row, n, sizes.d_k, place.add,
+           streams_keys);
+  put_rows(grads.e, key, rows.key_row, back.d_erase, back.key_row, n, sizes.d_k, place.add,
+           streams_keys);
+  if (!summed) {
+    put_rows(grads.w, key, rows.key_row, back.d_write, back.key_row, n, sizes.d_k,
+             place.add || joins, streams_keys);
+  }
   put_rows(grads.v, first * rows.value_row + head * shape.d_v, rows.value_row, back.d_value,
-           back.value_row, n, sizes.d_v, false);
+           back.value_row, n, sizes.d_v, false, place.stream);
   put_rows(grads.b, first * rows.b_row + head, rows.b_row, back.d_gain, 1, n, 1, false);
   const int channels = sizes.decay == DecayKind::channel ? sizes.d_k : 1;
   put_rows(grads.g, first * rows.g_row + head * channels, rows.g_row, back.d_gate,
-           channels > 1 ? back.key_row : 1, n, channels, false);
+           channels > 1 ? back.key_row : 1, n, channels, false, place.stream);
 }
 
 void two_key_vjp_chunked(Context& context, const Sequences& sequences, const TwoKey& inputs,

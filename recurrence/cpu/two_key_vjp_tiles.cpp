@@ -42,7 +42,8 @@ class GroupTask {
         cotangents_(cotangents),
         grads_(grads),
         at_(layout),
-        sequence_(sequence) {}
+        sequence_(sequence),
+        stream_(cotangents.o.bytes() > kStreamed) {}
 
   void run(Index key_head, Index begin, Index end) {
     tile_kernels()->begin();
@@ -51,6 +52,7 @@ class GroupTask {
       head(begin, end, i > 0);
     }
     tile_kernels()->end();
+    if (stream_) stream_end();
   }
 
  private:
@@ -97,16 +99,18 @@ class GroupTask {
     }
     ahead.add(rows.q, rows.key_row, sizes_.d_k);
     ahead.add(d_output(first), rows.value_row, sizes_.d_v);
+    if (stream_ && shape_.group() == 1) return;
     gradient(grads_.q, keys, rows.key_row, sizes_.d_k);
     gradient(grads_.e, keys, rows.key_row, sizes_.d_k);
     gradient(grads_.w, keys, rows.key_row, sizes_.d_k);
-    gradient(grads_.v, first * rows.value_row + head_ * shape_.d_v, rows.value_row, sizes_.d_v);
+    if (!stream_)
+      gradient(grads_.v, first * rows.value_row + head_ * shape_.d_v, rows.value_row, sizes_.d_v);
   }
 
   void head(Index begin, Index end, bool add) {
     const Index middle = end - tile_rest(end - begin);
     const Index chunks = (middle - begin + kChunk - 1) / kChunk;
-    const GradientPlace place{shape_, sizes_, grads_, head_, add};
+    const GradientPlace place{shape_, sizes_, grads_, head_, add, stream_};
     load(at_.states, inputs_.initial_state);
     for (Index chunk = 0; chunk < chunks; ++chunk) {
       const Index first = begin + chunk * kChunk;
@@ -141,6 +145,7 @@ class GroupTask {
   const TwoKeyGrads& grads_;
   Layout& at_;
   Index sequence_;
+  bool stream_;
   Index head_ = 0;
 };
 

@@ -387,5 +387,27 @@ TEST(BitsRepeated, ThirtyCallsOneResult) {
   }
 }
 
+// Results of more than the second cache holds are written past it.
+TEST(BitsOfLargeResults, EverySequenceAsIfAlone) {
+  Case c{.name = "large", .gate = GateShape::scalar, .batch = 2, .time = 1064};
+  c.heads = c.value_heads = 4;
+  c.d_k = c.d_v = 128;
+  const Inputs inputs = make_inputs(c);
+  Context context = cpu_context(2, precisions().back());
+  const Results together = run(context, inputs);
+  for (const std::int64_t i : {0, 1}) {
+    const std::int64_t begin = inputs.sequences.begin(i), end = inputs.sequences.end(i);
+    expect_same(run(context, piece(inputs, i, begin, end)), part_of(together, i, begin, end));
+  }
+  TwoKeyGrads joined = make_grads(inputs);
+  joined.w = joined.e;
+  recurrence::two_key_vjp(context, inputs.sequences, inputs.two_key, inputs.cotangents, joined);
+  const Tensor sum = together.grads.e.clone();
+  for (std::int64_t i = 0; i < sum.count(); ++i) {
+    sum.data<float>()[i] += together.grads.w.data<float>()[i];
+  }
+  EXPECT_TRUE(same_bits("de + dw", joined.e, sum));
+}
+
 }  // namespace
 }  // namespace rankone::test
