@@ -24,6 +24,8 @@ ScanForward forward_scan(const ChunkCall& chunk, const ScanTensors& tensors,
                          const Segments& segments) {
   ScanForward scan;
   scan.range.to = segments.count;
+  scan.range.first_part = segments.first_part;
+  scan.range.last_part = segments.last_part;
   scan.chunk = chunk;
   scan.tensors = tensors;
   scan.segments = segments;

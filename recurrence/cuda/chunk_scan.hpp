@@ -16,13 +16,16 @@ struct Segments {
   // The first segment, whose start is known, is scanned with its outputs beside the maps of the
   // others; three segments or more, calls with outputs.
   bool lead = false;
+  // How many of 1024 parts of the chunks the first and the last segment have where they are not as
+  // long as the others; 0: they are.
+  int first_part = 0, last_part = 0;
   // State at the start of every segment of a sequence, transposed: [N, HV, count, V, K] float, or
   // null for one segment. The scan reads those of segments 1 and up; the first starts from the
   // call's initial state.
   const float* starts = nullptr;
   // The maps (SegmentMaps::m), if the scan is to carry states to the starts of segments itself;
-  // then what segment s - 1 adds stands in place s of `starts`. Calls with outputs, wgmma,
-  // no lean records.
+  // then what segment s - 1 adds stands in place s of `starts`. Calls with outputs, wgmma; of
+  // lean records in blocks of one tile.
   const void* maps = nullptr;
 };
 

@@ -317,14 +317,15 @@ __device__ __forceinline__ void feed_bulk(const ScanBarriers& barriers, int stag
   }
 }
 
-// What four warps that make P do: `make(stage)` adds to a stage what is made of its tiles.
+// What four warps that make P do: `make(stage)` adds to a stage what is made of its tiles. To the
+// `parts` before the chunks nothing is added.
 template <class Make>
 __device__ __forceinline__ void make_bulk(const ScanBarriers& barriers, int stages, int count,
-                                          Make&& make) {
+                                          int parts, Make&& make) {
   Turn turn;
-  for (int number = 0; number < count; ++number) {
+  for (int number = -parts; number < count; ++number) {
     mbarrier_wait(barriers.arrived + turn.stage, turn.parity);
-    make(turn.stage);
+    if (number >= 0) make(turn.stage);
     fence_async();
     mbarrier_arrive(barriers.made + turn.stage);
     turn = turn.next(stages);

@@ -207,8 +207,8 @@ __device__ __forceinline__ void store_state(const float (&state)[DK / 2], const 
 // Carries a state from the start of the second segment to that of the task's: S_{s+1} = M_s S_s +
 // H_s. Both sides of the product are two bf16 numbers each, the low ones multiplied with the high
 // ones only: what is left out is 2^-16 of a product, far below the rounding of the state in a
-// chunk.
-template <int DK, class Turns>
+// chunk. Made: other warps take the turns of the stages too.
+template <int DK, bool Made, class Turns>
 __device__ __forceinline__ void carry_state(float (&state)[DK / 2], const ScanForward& scan,
                                             const ScanTask& task, int maps, Turns& turns,
                                             const unsigned char* shared, int bytes,
@@ -242,6 +242,7 @@ __device__ __forceinline__ void carry_state(float (&state)[DK / 2], const ScanFo
       turns.ahead(map < maps || part + 1 < DK / 64 || task.end > task.begin);
       Engine::template wait<0>();
       Engine::hold(state);
+      if constexpr (Made) turns.made();
       turns.finish();
     }
 #pragma unroll
@@ -258,7 +259,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   using Stage = FedStage<DK, Scaled, Delta, Output, Lean>;
   constexpr int kSteps = DK / 16;
   constexpr bool kMakes = Lean && Output, kMore = kMakes && Pairs;
-  constexpr bool kCarries = Output && Engine::kBulk && !Lean;  // where the segments say so
+  constexpr bool kCarries = Output && Engine::kBulk && !kMore;  // where the segments say so
   const ChunkCall& chunk = scan.chunk;
   const TwoKeyCall& call = chunk.call;
   unsigned char* const shared = shared_memory();
@@ -268,6 +269,7 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
                                              scan.segments.count, scan.range, scan.groups);
   if (!call.takes(task.rows)) return;
   const int group = group_number();
+  const int maps = kCarries ? maps_before(scan.segments, task) : 0;
 
   if constexpr (kMakes) {
     if (kMore ? threadIdx.x >= Block::kThreads : group == 1) {
@@ -277,18 +279,19 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
         Engine::template take_registers<kGroupRegisters>();
       }
       const float scale = call.scale;
-      return make_bulk(barriers, scan.stages, task.end - task.begin, [&](int stage) {
-        make_products<Format, Stage, Engine, !kMore>(shared + stage * bytes, scale);
-      });
+      return make_bulk(
+          barriers, scan.stages, task.end - task.begin, maps * (DK / 64), [&](int stage) {
+            make_products<Format, Stage, Engine, !kMore>(shared + stage * bytes, scale);
+          });
     }
   }
   if (threadIdx.x >= Block::kWorkers) {
     Engine::template give_registers<kMore ? kFeedRegistersMaking : kFeedRegisters>();
     const void* const value = task.values > 0 ? call.v : nullptr;
     void* const result = Output ? call.o : Delta && task.values > 0 ? scan.z : nullptr;
-    feed_scan<Format, DK, Scaled, Delta, Output, Engine, Lean>(
-        chunk, scan.tensors, task, barriers, scan.stages, bytes, value, result, false,
-        scan.segments, kCarries ? maps_before(scan.segments, task) : 0);
+    feed_scan<Format, DK, Scaled, Delta, Output, Engine, Lean>(chunk, scan.tensors, task, barriers,
+                                                               scan.stages, bytes, value, result,
+                                                               false, scan.segments, maps);
     return;
   }
   Engine::template take_registers<kMore ? kGroupRegistersMaking : kGroupRegisters>();
@@ -298,11 +301,11 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   load_state<DK>(state, scan, task, StatePlace(call, task, group));
   const std::uint32_t mask = group >= task.values ? 0U : ~0U;  // for the values
   StageTurns<Engine> turns(barriers, scan.stages);
-  const int maps = kCarries ? maps_before(scan.segments, task) : 0;
   turns.first(maps > 0 || task.end > task.begin);
   if constexpr (kCarries) {
     const StatePlace place(call, task, group);
-    carry_state<DK>(state, scan, task, maps, turns, shared, bytes, place.head, place.column);
+    carry_state<DK, kMakes>(state, scan, task, maps, turns, shared, bytes, place.head,
+                            place.column);
   }
   for (int index = task.begin; index < task.end; ++index) {
     unsigned char* const stage = shared + turns.stage() * bytes;

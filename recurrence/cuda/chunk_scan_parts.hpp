@@ -281,7 +281,25 @@ __device__ __forceinline__ void store_state_tile(const std::uint32_t (&a)[DK / 1
 struct SegmentRange {
   int from = 0, to = 1;
   bool maps = false;
+  int first_part = 0, last_part = 0;  // of Segments
 };
+
+// The first chunk of a segment, of `count` in a sequence.
+__host__ __device__ inline int segment_begin(std::uint32_t chunks, int count, int segment,
+                                             const SegmentRange& range) {
+  const auto part = [&](int of_1024) {
+    return static_cast<std::uint32_t>(std::uint64_t{chunks} * static_cast<std::uint32_t>(of_1024) /
+                                      1024);
+  };
+  if (segment == 0) return 0;
+  if (segment == count) return static_cast<int>(chunks);
+  std::uint32_t before = 0, between = chunks;
+  int number = segment, equal = count;
+  if (range.first_part > 0) before = part(range.first_part), between -= before, --number, --equal;
+  if (range.last_part > 0) between -= part(range.last_part), --equal;
+  return static_cast<int>(before + between * static_cast<std::uint32_t>(number) /
+                                       static_cast<std::uint32_t>(equal));
+}
 
 // Blocks per sequence and head, of `groups` groups each.
 __host__ __device__ inline int scan_units(const TwoKeyCall& call, const SegmentRange& range,
@@ -342,9 +360,8 @@ struct ScanTask {
     record = chunk.record(first_chunk, head);
     // At most 2^25 chunks and 16 segments.
     const std::uint32_t chunks = (static_cast<std::uint32_t>(rows) + kChunkRows - 1) / kChunkRows;
-    const auto parts = static_cast<std::uint32_t>(segments);
-    begin = static_cast<int>(chunks * static_cast<std::uint32_t>(segment) / parts);
-    end = static_cast<int>(chunks * static_cast<std::uint32_t>(segment + 1) / parts);
+    begin = segment_begin(chunks, segments, segment, range);
+    end = segment_begin(chunks, segments, segment + 1, range);
   }
   __device__ __forceinline__ int count(int index) const {
     const int left = rows - index * kChunkRows;

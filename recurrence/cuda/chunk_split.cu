@@ -214,6 +214,34 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+// Chunks of the segments of a sequence where the first is scanned beside the maps of the others:
+// it takes as long as they do with `lead` times their chunks, and the last segments begin when the
+// state has been carried to them. All the same otherwise.
+struct Lengths {
+  double first, other, last;
+};
+constexpr double kLeadLean = 0.78, kLeadChannel = 0.85;  // on an H200 with 128 x 128
+
+Lengths segment_lengths(std::int64_t chunks, int count, double lead) {
+  constexpr int kFewest = 8;  // of a segment
+  const auto all = static_cast<double>(chunks);
+  const int fewer = std::min(count - 2, 3);
+  const double other = (all + fewer) / (lead + count - 1);
+  if (lead == 1.0 || other < kFewest) return {all / count, all / count, all / count};
+  return {lead * other, other, other - fewer};
+}
+
+void set_parts(Segments& segments, std::int64_t chunks, double lead) {
+  if (!segments.lead) return;
+  const Lengths lengths = segment_lengths(chunks, segments.count, lead);
+  if (lengths.first == lengths.other) return;
+  const auto part = [&](double length) {
+    return static_cast<int>(std::lround(1024.0 * length / static_cast<double>(chunks)));
+  };
+  segments.first_part = part(lengths.first);
+  segments.last_part = part(lengths.last);
+}
+
 }  // namespace
 
 Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k, int d_v,
@@ -237,46 +265,52 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   // Blocks over the same number of chunks, that many a head; `all` of one tile each.
   struct Blocks {
     const Chunk& chunk;
+    double length;
     int tiles;
     std::int64_t units, all;
   };
   // The time of a kernel of one or two kinds of them.
-  const auto time = [&](double length, std::initializer_list<Blocks> kinds) {
-    double count = 0.0, chunk = 0.0, moved = 0.0;
+  const auto time = [&](std::initializer_list<Blocks> kinds) {
+    double count = 0.0, chain = 0.0, moved = 0.0;
     for (const Blocks& kind : kinds) {
       const bool alone = kind.tiles == 1;
       count += static_cast<double>(heads * kind.units);
-      chunk = std::max(chunk, alone ? kind.chunk.tile : kind.chunk.pair);
-      moved += static_cast<double>(heads * kind.all) *
+      chain = std::max(chain, kind.length * (alone ? kind.chunk.tile : kind.chunk.pair));
+      moved += kind.length * static_cast<double>(heads * kind.all) *
                (alone ? kind.chunk.tile_moved : kind.chunk.pair_moved);
     }
-    return kStart + length * std::max(std::ceil(count / multiprocessors) * chunk, moved);
+    return kStart + std::max(std::ceil(count / multiprocessors) * chain, moved);
   };
   Segments best;
   double least = std::numeric_limits<double>::max();
-  const auto cost = [&](const Segments& plan, double length) {
-    const auto scans = [&](int segments) {
+  const auto cost = [&](const Segments& plan) {
+    const auto even = static_cast<double>((chunks + plan.count - 1) / plan.count);
+    Lengths lengths{even, even, even};
+    if (plan.lead && lean) lengths = segment_lengths(chunks, plan.count, kLeadLean);
+    const auto scans = [&](int segments, double length) {
       const std::int64_t count = (back ? 2 : 1) * std::int64_t{segments};
       return Blocks{back   ? kBack
                     : lean ? kMaking
                            : kOutput,
-                    plan.scan_tiles, count * blocks(values, plan.scan_tiles), count * values};
+                    length, plan.scan_tiles, count * blocks(values, plan.scan_tiles),
+                    count * values};
     };
     const int first = back ? plan.count : plan.lead ? 0 : 1, tiles = plan.map_tiles;
     const int both = values + value_tiles(d_k), others = plan.count - 2;
-    const Blocks maps{back ? kBackMaps : kState, tiles,
+    const Blocks maps{back ? kBackMaps : kState, lengths.other, tiles,
                       first * std::int64_t{blocks(values, tiles)} + others * blocks(both, tiles),
                       0};
-    if (plan.count == 1) return time(length, {scans(1)});
-    const double between = plan.count < 3 ? 0.0
-                           : back || lean ? kBetween + kStep * others
-                                          : kCarry * others;
-    if (plan.lead)
-      return time(length, {scans(1), maps}) + between + time(length, {scans(plan.count - 1)});
-    return time(length, {maps}) + between + time(length, {scans(plan.count)});
+    if (plan.count == 1) return time({scans(1, even)});
+    const double between = plan.count < 3                          ? 0.0
+                           : back || (lean && plan.scan_tiles > 1) ? kBetween + kStep * others
+                                                                   : kCarry * others;
+    if (plan.lead) {
+      return time({scans(1, lengths.first), maps}) + between +
+             time({scans(plan.count - 1, lengths.other)});
+    }
+    return time({maps}) + between + time({scans(plan.count, even)});
   };
   for (int count = 1; count <= kMost && (count == 1 || chunks >= count * kFewestChunks); ++count) {
-    const auto length = static_cast<double>((chunks + count - 1) / count);
     Segments cheapest;
     double lowest = std::numeric_limits<double>::max();
     for (int choice = 0; choice < 8; ++choice) {
@@ -286,7 +320,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
       plan.map_tiles = 1 + choice / 2 % 2;
       plan.lead = choice >= 4;
       if (plan.lead && (back || count < 3)) break;
-      const double microseconds_of_plan = cost(plan, length);
+      const double microseconds_of_plan = cost(plan);
       if (microseconds_of_plan < lowest) lowest = microseconds_of_plan, cheapest = plan;
     }
     if (lowest < 0.97 * least) {  // fewer segments where there is little in it
@@ -342,15 +376,18 @@ ForwardPlan plan_forward(const TwoKeyCall& call, std::int64_t chunks, bool takes
   ForwardPlan full, lean;
   double full_time = 0.0, lean_time = 0.0;
   full.segments = plan(false, full_time);
+  if (call.gate == GateKind::channel) set_parts(full.segments, chunks, kLeadChannel);
   if (!takes_lean) return full;
   // Preparation of a record with all multiprocessors of an H200, microseconds. With less than a
-  // sixteenth to be won it may be lost.
-  constexpr double kFull = 0.0126, kLean = 0.0085, kWorth = 0.94;
+  // sixteenth to be won it may be lost; with a leading segment more is won than is expected here.
+  constexpr double kFull = 0.0126, kLean = 0.0085, kWorth = 0.94, kWorthLeading = 0.99;
   lean.lean = true;
   lean.segments = plan(true, lean_time);
+  set_parts(lean.segments, chunks, kLeadLean);
   lean.windows = plan_windows(call, chunks, multiprocessors);
   const auto records = static_cast<double>(call.rows.chunks * call.value_heads);
-  const bool pays = lean_time + kLean * records < kWorth * (full_time + kFull * records);
+  const double worth = lean.segments.lead ? kWorthLeading : kWorth;
+  const bool pays = lean_time + kLean * records < worth * (full_time + kFull * records);
   return lean.windows.count > 1 || pays ? lean : full;
 }
 

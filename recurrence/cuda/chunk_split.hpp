@@ -17,6 +17,12 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
                        std::int64_t chunks, int multiprocessors, bool back, bool lean,
                        double* microseconds = nullptr);
 
+// Whether the scan of a forward pass carries states to the starts of segments itself
+// (Segments::maps). `output`: it has one.
+inline bool scan_carries(const Segments& segments, Engine engine, bool output, bool lean) {
+  return engine == Engine::wgmma && output && (!lean || segments.scan_tiles == 1);
+}
+
 // A scan in windows (launch_scan_window): how many, how many blocks prepare beside them, and how
 // many chunks of every sequence are prepared before.
 struct Windows {

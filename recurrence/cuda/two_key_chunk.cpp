@@ -88,13 +88,17 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
                    void* saved) {
   const Engine chosen = engine();
   const std::int64_t chunks = (sequences.longest() + kChunkRows - 1) / kChunkRows;
-  // What the vjp wants of records is all of them.
-  const bool takes_lean = !saves && takes_lean_records(call, chosen);
-  const ForwardPlan plan = plan_forward(call, chunks, takes_lean, multiprocessors());
-  const Windows& windows = plan.windows;
-  Segments segments = plan.segments;
-  segments.lead = segments.lead && call.o != nullptr;
-  const ChunkCall chunk = with_records(context, call, saved, plan.lean);
+  const ForwardPlan plan =
+      plan_forward(call, chunks, takes_lean_records(call, chosen), multiprocessors());
+  // What the vjp wants of records is all of them; the segments and so the bits are the same.
+  const bool lean = plan.lean && !saves;
+  const Windows windows = lean ? plan.windows : Windows{};
+  Segments segments = plan.windows.count > 1 ? Segments{} : plan.segments;
+  if (call.o == nullptr) {
+    segments.lead = false;
+    segments.first_part = segments.last_part = 0;
+  }
+  const ChunkCall chunk = with_records(context, call, saved, lean);
   if (windows.count > 1) segments = {windows.count, 2};
   const Split split = split_scratch(context, sequences, call, segments, windows.count == 1);
   if (context.planning()) return;
@@ -110,7 +114,7 @@ void chunk_forward(Context& context, const Sequences& sequences, const TwoKeyCal
   launch_chunk_prep(chunk, {chosen, multiprocessors()}, context.stream());
   if (segments.count > 1) {
     launch_segment_maps(chunk, tensors, segments, split.maps, chosen, context.stream());
-    if (chosen == Engine::wgmma && call.o != nullptr && !plan.lean) {
+    if (scan_carries(segments, chosen, call.o != nullptr, plan.lean)) {
       segments.maps = split.maps.m;
     } else {
       launch_segment_boundaries(chunk, segments.count, split.maps, split.starts, nullptr, chosen,

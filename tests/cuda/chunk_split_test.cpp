@@ -77,6 +77,9 @@ class SplitRun {
     return memory_.read(chunk.call.o, static_cast<std::size_t>(bytes_of_o));
   }
 
+  // Of Segments, from here on.
+  void set_parts(int first, int last) { first_part_ = first, last_part_ = last; }
+  void set_scan_tiles(int tiles) { scan_tiles_ = tiles; }  // 0: one or two
   bool takes_lean() const { return kernels::takes_lean_records(chunk_.call, engine_); }
 
   // Of both directions; with a cluster by the narrow scans, in one segment. The cotangent of the
@@ -142,7 +145,9 @@ class SplitRun {
            p_.c.d_v;
   }
   void prepare(int segments) {
-    segments_ = {segments, 1 + segments / 2 % 2, 1 + segments % 2, false, nullptr, nullptr};
+    const int scan_tiles = scan_tiles_ > 0 ? scan_tiles_ : 1 + segments / 2 % 2;
+    segments_ = {segments,    scan_tiles, 1 + segments % 2, false,
+                 first_part_, last_part_, nullptr,          nullptr};
     if (segments == 1) return;
     starts_ = static_cast<float*>(bytes(boundary_floats(segments) * 4));
     segments_.starts = starts_;
@@ -182,6 +187,7 @@ class SplitRun {
   kernels::Engine engine_;
   kernels::ChunkCall chunk_;
   kernels::Segments segments_;
+  int first_part_ = 0, last_part_ = 0, scan_tiles_ = 0;
   kernels::SegmentMaps maps_;
   float *starts_ = nullptr, *d_final_ = nullptr;
   void *states_, *d_states_, *z_, *d_v_;
@@ -257,6 +263,19 @@ TEST(ChunkSplit, IsTheRecurrenceInOnePiece) {
           EXPECT_LE(difference(carried, parts, c.format), bound / 4);
           EXPECT_LE(difference(carried, whole, c.format), bound);
           EXPECT_TRUE(run.forward(segments, true, false, true) == carried);
+          run.set_scan_tiles(1);  // as lean scans that carry states want it
+          if (run.takes_lean()) {
+            EXPECT_TRUE(run.forward(segments, false, true, true) == carried);
+            EXPECT_TRUE(run.forward(segments, true, true, true) == carried);
+          }
+          run.set_parts(150, 300);
+          const std::vector<unsigned char> uneven = run.forward(segments, true, false, true);
+          EXPECT_LE(difference(uneven, whole, c.format), bound);
+          if (run.takes_lean()) {
+            EXPECT_TRUE(run.forward(segments, true, true, true) == uneven);
+          }
+          run.set_parts(0, 0);
+          run.set_scan_tiles(0);
         }
         if (run.takes_lean()) {
           EXPECT_TRUE(run.forward(1, false, true) == whole);
@@ -293,7 +312,11 @@ TEST(ForwardPlan, TakesLeanRecordsWhereTheyPay) {
   EXPECT_TRUE(longer.lean && longer.segments.lead);
   EXPECT_EQ(longer.segments.count, 5);
   EXPECT_EQ(longer.segments.scan_tiles, 1);
-  EXPECT_FALSE(plan(1, 8192, 16).lean);  // whose scan carries states itself
+  const kernels::ForwardPlan split = plan(1, 8192, 16);
+  EXPECT_TRUE(split.lean && split.segments.lead);
+  EXPECT_EQ(split.segments.count, 5);
+  EXPECT_LT(split.segments.first_part, split.segments.last_part);
+  EXPECT_LT(split.segments.last_part, 1024 / 5);
   for (const auto& [heads, first] : {std::pair{96, 0.45}, {80, 1.0 / 6}}) {
     const kernels::ForwardPlan wide = plan(1, 65536, heads);
     EXPECT_TRUE(wide.lean);
@@ -314,7 +337,8 @@ TEST(ForwardPlan, TakesLeanRecordsWhereTheyPay) {
   EXPECT_FALSE(plan(1, 7424, 2).lean);
   EXPECT_TRUE(plan(1, 1024, 64).lean);
   EXPECT_TRUE(plan(4, 4096, 16).lean);
-  EXPECT_FALSE(plan(2, 4096, 16).lean);
+  EXPECT_TRUE(plan(2, 4096, 16).lean);
+  EXPECT_FALSE(plan(2, 2048, 16).lean);
   EXPECT_FALSE(plan(64, 512, 16).lean);
 }
 
