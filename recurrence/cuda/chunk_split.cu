@@ -216,18 +216,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // Chunks of the segments of a sequence where the first is scanned beside the maps of the others:
 // it takes as long as they do with `lead` times their chunks, and the last segments begin when the
-// state has been carried to them. All the same otherwise.
+// state has been carried to them. All the same otherwise, and where memory is the limit.
 struct Lengths {
   double first, other, last;
 };
 constexpr double kLeadLean = 0.78, kLeadChannel = 0.85;  // on an H200 with 128 x 128
 
 Lengths segment_lengths(std::int64_t chunks, int count, double lead) {
-  constexpr int kFewest = 8;  // of a segment
+  constexpr int kFewest = 8;              // of a segment
+  constexpr std::int64_t kLongest = 512;  // sequence
   const auto all = static_cast<double>(chunks);
   const int fewer = std::min(count - 2, 3);
   const double other = (all + fewer) / (lead + count - 1);
-  if (lead == 1.0 || other < kFewest) return {all / count, all / count, all / count};
+  if (lead == 1.0 || other < kFewest || chunks > kLongest)
+    return {all / count, all / count, all / count};
   return {lead * other, other, other - fewer};
 }
 
