@@ -121,7 +121,7 @@ void TileChunk::keys(const ChunkRows& rows, For purpose) {
 
 void TileChunk::scalar(const ChunkRows& rows, For purpose) {
   const int n = rows.count;
-  erase_decay = write_weight = keep = nullptr;
+  erase_decay = write_weight = keep = query_factor = nullptr;
   if (rows.g != nullptr) {
     tiles_.scalar_decay({rows.g, rows.g_row, n, between, square_row, prefix, suffix});
     std::fill_n(keep_, round_up(sizes_.d_k, kTileInner), prefix[n - 1]);
@@ -131,15 +131,16 @@ void TileChunk::scalar(const ChunkRows& rows, For purpose) {
     write_weight = write_weight_;
   }
   if (purpose != For::output) return;
-  query.parts = parts_;
-  for (int i = 0; i < n; ++i) factors_[i] = sizes_.scale * (rows.g != nullptr ? prefix[i] : 1.0F);
-  pack_keys(query, rows.q, rows.key_row, n, factors_);
+  query = raw_query;
+  std::fill_n(factors_, kChunk, sizes_.scale);
+  for (int i = 0; i < n && rows.g != nullptr; ++i) factors_[i] *= prefix[i];
+  query_factor = factors_;
 }
 
 void TileChunk::channel(const ChunkRows& rows, For purpose) {
   const int n = rows.count;
   ChunkFactors& f = channel_ != nullptr ? *channel_ : *own_channel_;
-  erase_decay = write_weight = nullptr;
+  erase_decay = write_weight = query_factor = nullptr;
   keep = keep_;
   // For the way back the factors are wanted in float32 too.
   const bool mild =

@@ -69,6 +69,7 @@ class TileChunk {
   // state holds for row i is erase_decay(i) (erase S)_i.
   TileMatrix erase, query, seen, write;
   const float* erase_decay;    // [C]; null: 1
+  const float* query_factor;   // [C], likewise for (query S)_i; null: 1
   const float* update_weight;  // [C]: the gain; null: 1
   const float* write_weight;   // [C]: factor of Z before `write`; null: update_weight
   const float* keep;           // [K], padded to whole pairs of tiles; null: 1

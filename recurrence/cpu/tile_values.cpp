@@ -49,18 +49,27 @@ void TileValues::multiply(const TileChunk& chunk, const TileMatrix& a, const Til
 }
 
 void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live,
-                         float* o) {
+                         float* o, bool stream) {
   const int n = rows.count;
   const TileMatrix updates = chunk.over_tokens(update_tiles_).with_parts(parts_);
   // A tile multiplies the zeros of `seen` too, which would bring a NaN to the tokens before it.
   const int whole = tiles_.finite_rows(errors, row, n, columns);
-  tiles_.pack_pairs({updates, errors, row, whole, columns, chunk.update_weight});
+  tiles_.pack_pairs({updates, errors, row, whole, columns, chunk.update_weight, chunk.ahead});
   packed_ = whole == n;
   // Whole tiles of outputs go to their place at once.
   const bool direct = whole == kChunk && columns % kTileInner == 0;
-  tiles_.product({chunk.seen, updates, direct ? o : output_, direct ? rows.value_row : row,
-                  Into::overwrite, TileProduct::Shape::lower_left, chunk.ahead,
-                  live ? output_ : nullptr, row});
+  const bool lines = reinterpret_cast<std::uintptr_t>(o) % (kLine * sizeof(float)) == 0 &&
+                     rows.value_row % kLine == 0;
+  tiles_.product({.a = chunk.seen,
+                  .b = updates,
+                  .c = direct ? o : output_,
+                  .c_row = direct ? rows.value_row : row,
+                  .shape = TileProduct::Shape::lower_left,
+                  .ahead = chunk.ahead,
+                  .from = live ? output_ : nullptr,
+                  .from_row = row,
+                  .scale = chunk.query_factor,
+                  .stream = stream && direct && lines});
   if (direct) return;
   if (whole < n) {
     chunk.seen_values(n, square_);

@@ -15,11 +15,15 @@ class TileValues {
   void solve(const TileChunk& chunk, const ChunkRows& rows, const float* values, int columns,
              const float* state, Index state_row, bool outputs);
   // After solve() with `outputs`. o: rows of rows.value_row floats. `live`: solve() had a state.
-  void outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live, float* o);
+  // `stream`: past the caches where it can be (kStreamed).
+  void outputs(const TileChunk& chunk, const ChunkRows& rows, int columns, bool live, float* o,
+               bool stream);
   // next = keep state + write^T (b Z); `next` may be `state`. A null state is zero, and so is what
   // `next` holds then.
   void update(const TileChunk& chunk, int n, int columns, const float* state, float* next,
               Index state_row);
+
+  int parts() const { return parts_; }
 
   float* errors;  // [C, V]: Z
   int row;        // floats between the rows of `errors`

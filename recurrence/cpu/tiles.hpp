@@ -55,12 +55,15 @@ struct TileAhead {
   int each = 1;  // lines between two steps
   int matrix = 0, at_row = 0, at_line = 0;
 
-  void clear(int new_rows) {
+  bool wanted = true;  // else add() does nothing
+
+  void start(int new_rows, int lines) {
     count = matrix = at_row = at_line = 0;
     rows = new_rows;
+    each = lines;
   }
   void add(const float* from, Index row, int columns) {
-    if (from == nullptr || count == kMost) return;
+    if (!wanted || from == nullptr || count == kMost) return;
     matrices[count++] = {from, row, (columns + kLine - 1) / kLine};
   }
 };
@@ -132,6 +135,7 @@ struct TileProduct {
   Index from_row = 0;
   const float* scale = nullptr;
   bool scale_sum = false;  // `scale` is a factor of the sum, too
+  bool stream = false;     // with `from`, where rows of c are whole lines: past the caches
 };
 
 // out(i, :) = gain(i) (value(i, :) - decay(i) read(i, :)), zero behind the columns. A null factor

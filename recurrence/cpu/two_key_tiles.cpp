@@ -50,7 +50,13 @@ class PartTask {
  public:
   PartTask(const TwoKeyShape& shape, const TwoKeySizes& sizes, const TwoKey& inputs,
            const TwoKeyOut& out, const Layout& layout, const Part& part)
-      : shape_(shape), sizes_(sizes), inputs_(inputs), out_(out), at_(layout), part_(part) {}
+      : shape_(shape),
+        sizes_(sizes),
+        inputs_(inputs),
+        out_(out),
+        at_(layout),
+        part_(part),
+        stream_(out.o.defined() && out.o.bytes() > kStreamed) {}
 
   void run(Index begin, Index end) {
     const Index middle = end - tile_rest(end - begin);
@@ -58,12 +64,15 @@ class PartTask {
       live_ = inputs_.initial_state.defined();
       for (Index i = 0; i < part_.count; ++i) load_state(i);
       end_ = middle;
+      at_.chunk.ahead = &ahead_;
+      ahead_.wanted = at_.values.parts() > 1;  // one part multiplies too little to pay for it
       tile_kernels()->begin();
       for (Index first = begin; first < middle; first += kChunk) {
         const bool last = first + kChunk >= end && !out_.final_state.defined();
         chunk(first, static_cast<int>(std::min<Index>(kChunk, middle - first)), last);
       }
       tile_kernels()->end();
+      if (stream_) stream_end();
       for (Index i = 0; i < part_.count; ++i) {
         store_state(i, StateAt(out_.final_state, state_offset(i) + part_.column));
       }
@@ -101,20 +110,29 @@ class PartTask {
   void chunk(Index first, int n, bool last) {
     using For = TileChunk::For;
     const bool outputs = out_.o.defined();
-    look_ahead(first + kChunk);
     for (Index i = 0; i < part_.count; ++i) {
       const Index head = part_.first + i;
       const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, head);
+      ahead_.start(n, 8);
+      if (outputs && (i == 0 || sizes_.decay == DecayKind::channel)) {
+        ahead_.add(rows.q, rows.key_row, sizes_.d_k);
+      }
       at_.chunk.build(rows, outputs ? For::output : For::state, i > 0);
       for (int column = 0; column < part_.width; column += kWidest) {
         const int columns = std::min(kWidest, part_.width - column);
         float* state = at_.states + i * at_.state_size + column;
+        ahead_.start(n, 3);
+        ahead_.add(rows.v + part_.column + column, rows.value_row, columns);
         at_.values.solve(at_.chunk, rows, rows.v + part_.column + column, columns,
                          live_ ? state : nullptr, at_.value_row, outputs);
         if (outputs) {
-          at_.values.outputs(at_.chunk, rows, columns, live_, output_row(first, i) + column);
+          ahead_.start(n, 16);
+          if (!stream_) ahead_.add(output_row(first, i) + column, rows.value_row, columns);
+          at_.values.outputs(at_.chunk, rows, columns, live_, output_row(first, i) + column,
+                             stream_);
         }
         if (!last) {
+          if (column + kWidest >= part_.width) look_ahead(first, i);
           at_.values.update(at_.chunk, n, columns, live_ ? state : nullptr, state, at_.value_row);
         }
       }
@@ -127,24 +145,22 @@ class PartTask {
            part_.column;
   }
 
-  // The next chunk's rows.
-  void look_ahead(Index first) {
+  // What the next head or chunk reads first.
+  void look_ahead(Index first, Index i) {
+    const bool next = i + 1 == part_.count;
+    if (next) first += kChunk;
+    i = next ? 0 : i + 1;
+    ahead_.start(0, 0);
     if (first >= end_) return;
     const int n = static_cast<int>(std::min<Index>(kChunk, end_ - first));
-    ahead_.clear(n);
-    for (Index i = 0; i < part_.count; ++i) {
-      const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, part_.first + i);
-      if (i == 0) {
-        ahead_.add(rows.w, rows.key_row, sizes_.d_k);
-        if (rows.e != rows.w) ahead_.add(rows.e, rows.key_row, sizes_.d_k);
-        if (out_.o.defined()) ahead_.add(rows.q, rows.key_row, sizes_.d_k);
-      }
-      ahead_.add(rows.v + part_.column, rows.value_row, part_.width);
-      if (sizes_.decay == DecayKind::channel) ahead_.add(rows.g, rows.g_row, sizes_.d_k);
-      if (out_.o.defined()) ahead_.add(output_row(first, i), rows.value_row, part_.width);
-    }
-    at_.chunk.ahead = &ahead_;
-    ahead_.each = 3;
+    ahead_.start(n, 0);
+    const bool channel = sizes_.decay == DecayKind::channel;
+    if (!next && !channel) return;
+    const ChunkRows rows = chunk_rows(shape_, inputs_, first, n, part_.first + i);
+    if (channel) ahead_.add(rows.g, rows.g_row, sizes_.d_k);
+    ahead_.add(rows.w, rows.key_row, sizes_.d_k);
+    if (rows.e != rows.w) ahead_.add(rows.e, rows.key_row, sizes_.d_k);
+    ahead_.each = 4 * ahead_.count;
   }
 
   const TwoKeyShape& shape_;
@@ -155,6 +171,7 @@ class PartTask {
   Part part_;
   Index end_ = 0;
   TileAhead ahead_;
+  bool stream_;        // the outputs, past the caches
   bool live_ = false;  // the states are not known to be zero
 };
 

@@ -81,7 +81,7 @@ class GroupTask {
   void look_ahead(Index begin, Index first, Index end, bool back) const {
     TileAhead& ahead = at_.backward.ahead;
     if (first < begin || first >= end) {
-      ahead.clear(0);
+      ahead.start(0, 0);
       return;
     }
     const ChunkRows rows = rows_at(first, end);
@@ -89,8 +89,7 @@ class GroupTask {
     const auto gradient = [&](const Tensor& tensor, Index offset, Index row, int columns) {
       if (tensor.defined()) ahead.add(tensor.data<float>() + offset, row, columns);
     };
-    ahead.clear(rows.count);
-    ahead.each = back ? 4 : 3;
+    ahead.start(rows.count, back ? 4 : 3);
     ahead.add(rows.w, rows.key_row, sizes_.d_k);
     if (rows.e != rows.w) ahead.add(rows.e, rows.key_row, sizes_.d_k);
     if (!back) {
@@ -103,8 +102,8 @@ class GroupTask {
     gradient(grads_.q, keys, rows.key_row, sizes_.d_k);
     gradient(grads_.e, keys, rows.key_row, sizes_.d_k);
     gradient(grads_.w, keys, rows.key_row, sizes_.d_k);
-    if (!stream_)
-      gradient(grads_.v, first * rows.value_row + head_ * shape_.d_v, rows.value_row, sizes_.d_v);
+    if (stream_) return;
+    gradient(grads_.v, first * rows.value_row + head_ * shape_.d_v, rows.value_row, sizes_.d_v);
   }
 
   void head(Index begin, Index end, bool add) {

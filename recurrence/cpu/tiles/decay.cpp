@@ -14,8 +14,67 @@ constexpr float kMost = 1e37F;
 inline float bounded(float factor) { return factor > kMost ? kMost : factor; }
 inline Vec bounded(Vec factor) { return select(factor > splat(kMost), splat(kMost), factor); }
 
+inline IntVec lane_numbers() {
+  IntVec lanes;
+  for (int i = 0; i < kLanes; ++i) lanes[i] = i;
+  return lanes;
+}
+
 void exponentials(float* to, const float* from, int count) {
   for (int i = 0; i < count; i += kLanes) store(to + i, vexp(load(from + i)));
+}
+
+// e^x and e^-x for x in [-87.3, 0] or NaN, with the polynomial of vexp() in its even and its odd
+// part.
+struct BothWays {
+  Vec decay, back;
+};
+inline BothWays exp_both(Vec x) {
+  const Vec magic = splat(12582912.0F);
+  const Vec rounded = x * splat(1.44269504F) + magic;
+  const Vec n = rounded - magic;
+  const Vec r = (x - n * splat(0.693359375F)) + n * splat(2.12194440e-4F);
+  const Vec square = r * r;
+  Vec even = splat(1.3981999507e-3F);
+  even = even * square + splat(4.1665795894e-2F);
+  even = even * square + splat(5.0000001201e-1F);
+  even = even * square + splat(1.0F);
+  Vec odd = splat(1.9875691500e-4F);
+  odd = odd * square + splat(8.3334519073e-3F);
+  odd = odd * square + splat(1.6666665459e-1F);
+  odd = odd * square * r + r;
+  const IntVec exponent = __builtin_convertvector(n, IntVec);
+  return {(even + odd) * power_of_two(exponent), (even - odd) * power_of_two(-exponent)};
+}
+
+// kCount vectors of channels; the last one may be short. Clears the lanes of `least` that are not
+// mild.
+template <int kCount>
+inline void decay_columns(const TileChannelDecay& d, int c, Vec& least) {
+  const int left = d.channels - c;
+  Vec sum[kCount] = {};
+  Vec most{};
+  Vec whole[kCount] = {};
+  for (int i = 0; i < d.n; ++i) {
+    const float* g = d.g + i * d.g_row + c;
+    float* from_start = d.from_start + i * d.row + c;
+    float* back = d.back + i * d.row + c;
+#pragma GCC unroll 4
+    for (int v = 0; v < kCount; ++v) {
+      const Vec gate = left < kLanes ? load_part(g, left) : load(g + v * kLanes);
+      sum[v] += gate;
+      most = vmax(most, gate);
+      // What is clamped is not mild.
+      const BothWays both = exp_both(vmin(Vec{}, vmax(splat(kLowestExponent), sum[v])));
+      whole[v] = both.decay;
+      store(from_start + v * kLanes, both.decay);
+      store(back + v * kLanes, both.back);
+    }
+  }
+  for (int v = 0; v < kCount; ++v) {
+    const IntVec mild = (whole[v] >= splat(TileChannelDecay::kLeast)) & (most <= Vec{});
+    least = select(mild, least, Vec{});
+  }
 }
 
 }  // namespace
@@ -57,7 +116,7 @@ void scalar_decay(const ScalarDecay& d) {
   }
   for (int block = 0; block * kLine16 < d.n; ++block) {
     const int first = block * kLine16;
-    float running[kLine16] = {};
+    Vec running[kLine16 / kLanes] = {};
     float between[kBlocks];  // the whole blocks from the end of an earlier one to this
     float sum = 0.0F;
     for (int other = block - 1; other >= 0; --other) {
@@ -73,32 +132,20 @@ void scalar_decay(const ScalarDecay& d) {
         }
       }
       for (int j = 0; j < kLine16; j += kLanes) {
-        store(running + j, bounded(load(running + j) * splat(step[i])));
+        Vec& lanes = running[j / kLanes];
+        lanes = bounded(lanes * splat(step[i]));
+        lanes = select(lane_numbers() == i - first - j, splat(1.0F), lanes);
+        store(row + first + j, lanes);
       }
-      running[i - first] = 1.0F;
-      for (int j = 0; j < kLine16; j += kLanes) store(row + first + j, load(running + j));
     }
   }
 }
 
 bool channel_decay(const TileChannelDecay& d) {
   Vec least = splat(1.0F);
-  for (int c = 0; c < d.channels; c += kLanes) {
-    const int left = d.channels - c;
-    Vec sum{};
-    Vec most{};
-    Vec decay = splat(1.0F);
-    for (int i = 0; i < d.n; ++i) {
-      const float* g = d.g + i * d.g_row + c;
-      const Vec gate = left < kLanes ? load_part(g, left) : load(g);
-      sum += gate;
-      most = vmax(most, gate);
-      decay = vexp(sum);
-      store(d.from_start + i * d.row + c, decay);
-      store(d.back + i * d.row + c, splat(1.0F) / decay);
-    }
-    least = select((decay >= splat(TileChannelDecay::kLeast)) & (most <= Vec{}), least, Vec{});
-  }
+  int c = 0;
+  for (; c + 4 * kLanes <= d.channels; c += 4 * kLanes) decay_columns<4>(d, c, least);
+  for (; c < d.channels; c += kLanes) decay_columns<1>(d, c, least);
   for (int i = 0; i < kLanes; ++i) {
     if (least[i] == 0.0F) return false;
   }

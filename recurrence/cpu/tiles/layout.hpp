@@ -34,6 +34,8 @@ inline Line load_line(const float* from, int count) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1U), from);
 }
 inline void store_line(float* to, Line value) { _mm512_storeu_ps(to, value); }
+// Past the caches, to whole lines (stream_end()).
+inline void stream_line(float* to, Line value) { _mm512_stream_ps(to, value); }
 inline Line scaled(float factor, Line value) { return _mm512_set1_ps(factor) * value; }
 inline Line times(Line a, Line b) { return a * b; }
 inline Line plus(Line a, Line b) { return a + b; }
@@ -144,6 +146,7 @@ inline Line load_line(const float* from) { return load_line(from, 16); }
 inline void store_line(float* to, const Line& value) {
   for (int i = 0; i < 16; ++i) to[i] = value.x[i];
 }
+inline void stream_line(float* to, const Line& value) { store_line(to, value); }
 inline Line scaled(float factor, Line value) {
   for (float& x : value.x) x *= factor;
   return value;

@@ -31,12 +31,15 @@ struct Block {
 };
 
 // The pairs of parts of one step along the sum, small ones first where that costs no loads.
-template <int kParts>
-inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index b_part) {
+// between() stands behind the first loads.
+template <int kParts, class Between>
+inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index b_part,
+                 Between&& between) {
+  block.load_a(a + (kParts - 1) * a_part);
+  block.load_b(b);
+  between();
+  block.multiply_add();
   if constexpr (kParts == 3) {
-    block.load_a(a + 2 * a_part);
-    block.load_b(b);
-    block.multiply_add();
     block.load_a(a + a_part);
     block.multiply_add();
     block.load_b(b + b_part);
@@ -48,18 +51,34 @@ inline void step(Block& block, const Word* a, Index a_part, const Word* b, Index
     block.load_b(b);
     block.multiply_add();
   } else if constexpr (kParts == 2) {
-    block.load_a(a + a_part);
-    block.load_b(b);
-    block.multiply_add();
     block.load_a(a);
     block.multiply_add();
     block.load_b(b + b_part);
     block.multiply_add();
-  } else {
-    block.load_a(a);
-    block.load_b(b);
-    block.multiply_add();
   }
+}
+
+inline void store_block(Block& block, float* c, Index row) {
+  float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
+  block.t.store<0>(c, row);
+  block.t.store<1>(c + kTileRows, row);
+  block.t.store<2>(below, row);
+  block.t.store<3>(below + kTileRows, row);
+}
+
+inline void start_block(Block& block, const float* c, Index row, Into into) {
+  if (into == Into::overwrite) {
+    block.t.zero<0>();
+    block.t.zero<1>();
+    block.t.zero<2>();
+    block.t.zero<3>();
+    return;
+  }
+  const float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
+  block.t.load<0>(c, row);
+  block.t.load<1>(c + kTileRows, row);
+  block.t.load<2>(below, row);
+  block.t.load<3>(below + kTileRows, row);
 }
 
 constexpr int kBlockSide = 2 * kTileRows;
@@ -73,17 +92,27 @@ struct Sum {
   bool scale_sum;
 };
 
-inline void finish(const Sum& sum, Index c_row, Index from_row) {
+template <bool kStream>
+inline void finish_block(const Sum& sum, Index c_row, Index from_row) {
   if (sum.c == nullptr) return;
   for (int r = 0; r < kBlockSide; ++r) {
     for (int n = 0; n < kBlockSide; n += 16) {
       Line value = load_line(sum.values + r * kBlockSide + n);
       if (sum.scale_sum) value = scaled(sum.scale[r], value);
       const Line old = load_line(sum.from + r * from_row + n);
-      store_line(sum.c + r * c_row + n,
-                 plus_scaled(value, sum.scale == nullptr ? 1.0F : sum.scale[r], old));
+      value = plus_scaled(value, sum.scale == nullptr ? 1.0F : sum.scale[r], old);
+      if constexpr (kStream) {
+        stream_line(sum.c + r * c_row + n, value);
+      } else {
+        store_line(sum.c + r * c_row + n, value);
+      }
     }
   }
+}
+
+inline void finish(const Sum& sum, const TileProduct& p) {
+  p.stream ? finish_block<true>(sum, p.c_row, p.from_row)
+           : finish_block<false>(sum, p.c_row, p.from_row);
 }
 
 template <int kParts>
@@ -100,6 +129,10 @@ void product_of(const TileProduct& p) {
   block.b_next = static_cast<Index>(p.b.inner) * kTileHalves;
   const Index a_part = p.a.part_size();
   const Index b_part = p.b.part_size();
+  // A block is stored behind the first loads of the next one: stores drain slowly, and a load waits
+  // for those that share the low bits of its address. One part multiplies too little to cover that.
+  constexpr bool kLate = kParts > 1;
+  float* before = nullptr;
   // Columns outside: two columns of tiles of b stay in the first cache for all rows.
   for (int n = 0; n < p.b.outer; n += 2) {
     const Word* b = p.b.data + n * block.b_next;
@@ -107,8 +140,8 @@ void product_of(const TileProduct& p) {
       const Word* a = p.a.data + m * block.a_next;
       fetch(p.ahead, kBlockSteps);
       float* c = p.c + m * kTileRows * p.c_row + n * kTileRows;
-      // Stores that miss the first cache would hold up the loads of the next block.
-      for (int r = 0; r < 2 * kTileRows; ++r) {
+      // Early stores that miss the first cache would hold up the loads of the next block.
+      for (int r = 0; r < 2 * kTileRows && !kLate && !p.stream; ++r) {
         __builtin_prefetch(c + r * p.c_row, 1, 3);
         __builtin_prefetch(c + r * p.c_row + kTileRows, 1, 3);
       }
@@ -120,31 +153,25 @@ void product_of(const TileProduct& p) {
         sums[current].scale_sum = p.scale_sum && p.scale != nullptr;
         c = sums[current].values;
       }
-      float* below = c + row / static_cast<Index>(sizeof(float)) * kTileRows;
-      if (p.into == Into::add) {
-        block.t.load<0>(c, row);
-        block.t.load<1>(c + kTileRows, row);
-        block.t.load<2>(below, row);
-        block.t.load<3>(below + kTileRows, row);
-      } else {
-        block.t.zero<0>();
-        block.t.zero<1>();
-        block.t.zero<2>();
-        block.t.zero<3>();
-      }
-      const int first = p.shape == Shape::upper_left ? m / 2 : 0;
+      int k = p.shape == Shape::upper_left ? m / 2 : 0;
       const int end = p.shape == Shape::lower_left ? m / 2 + 1 : p.a.inner;
-      for (int k = first; k < end; ++k) {
-        step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part);
+      step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part, [&] {
+        if (before != nullptr) store_block(block, before, row);
+        start_block(block, c, row, p.into);
+      });
+      for (++k; k < end; ++k) {
+        step<kParts>(block, a + k * kTileHalves, a_part, b + k * kTileHalves, b_part, [] {});
       }
-      block.t.store<0>(c, row);
-      block.t.store<1>(c + kTileRows, row);
-      block.t.store<2>(below, row);
-      block.t.store<3>(below + kTileRows, row);
-      if (joins) finish(sums[current ^ 1], p.c_row, p.from_row);
+      if constexpr (kLate) {
+        before = c;
+      } else {
+        store_block(block, c, row);
+      }
+      if (joins) finish(sums[current ^ 1], p);
     }
   }
-  if (joins) finish(sums[current], p.c_row, p.from_row);
+  if (before != nullptr) store_block(block, before, row);
+  if (joins) finish(sums[current], p);
 }
 
 void product(const TileProduct& p) {
