@@ -234,17 +234,28 @@ void MixerCall::make_gates(const MixerPreset& preset, GateChoice choice, std::ui
 
 void MixerCall::make_outputs() {
   two_key_out_.o = like(cotangent_);
-  two_key_grads_ = {like(two_key_.q), like(two_key_.e), like(two_key_.w), like(two_key_.v),
-                    like(two_key_.g), like(two_key_.b), Tensor()};
+  // One gradient for keys that are one, as a training step takes it.
+  const auto same = [](const Tensor& one, const Tensor& other) {
+    return one.defined() && one.raw() == other.raw();
+  };
+  const bool made_key = preconditioned_ && !query_side_;
+  const Tensor d_e = like(two_key_.e);
+  two_key_grads_.q = like(two_key_.q);
+  two_key_grads_.e = d_e;
+  two_key_grads_.w = !made_key && same(two_key_.e, two_key_.w) ? d_e : like(two_key_.w);
+  two_key_grads_.v = like(two_key_.v);
+  two_key_grads_.g = like(two_key_.g);
+  two_key_grads_.b = like(two_key_.b);
   if (preconditioned_) {
     precondition_out_.out = like(precondition_.target);
-    precondition_grads_ = {like(precondition_.k),
-                           like(precondition_.target),
-                           like(precondition_.g),
-                           like(precondition_.b),
-                           like(precondition_.center),
-                           like(precondition_.ridge),
-                           Tensor()};
+    PreconditionGrads& grads = precondition_grads_;
+    grads.k = same(two_key_.e, precondition_.k) ? d_e : like(precondition_.k);
+    grads.target =
+        same(precondition_.k, precondition_.target) ? grads.k : like(precondition_.target);
+    grads.g = like(precondition_.g);
+    grads.b = like(precondition_.b);
+    grads.center = like(precondition_.center);
+    grads.ridge = like(precondition_.ridge);
     (query_side_ ? two_key_.q : two_key_.w) = precondition_out_.out;
   }
   if (cg_) {
@@ -333,8 +344,17 @@ MixerCall MixerCall::part(std::int64_t tokens, std::int64_t heads, Dtype dtype) 
   const std::int64_t rows = tokens * writes_;
   result.shape_ = {1, tokens, heads, shape_.d_k, shape_.d_v};
   result.sequences_ = Sequences::dense(1, rows);
+  std::vector<std::pair<const void*, Tensor>> known;  // tensors that are one remain one
   const auto in_rows = [&](Tensor& tensor) {
-    if (tensor.defined()) tensor = tensor.slice(0, 0, rows).slice(1, 0, heads).to(dtype);
+    if (!tensor.defined()) return;
+    for (const auto& [from, to] : known) {
+      if (from == tensor.raw()) {
+        tensor = to;
+        return;
+      }
+    }
+    known.emplace_back(tensor.raw(), tensor.slice(0, 0, rows).slice(1, 0, heads).to(dtype));
+    tensor = known.back().second;
   };
   const auto in_heads = [&](Tensor& tensor) {
     if (tensor.defined()) tensor = tensor.slice(0, 0, heads).to(dtype);
@@ -389,8 +409,11 @@ void MixerCall::vjp(Context& context) const {
                           two_key_grads_);
   if (!preconditioned_) return;
   const Tensor& through = query_side_ ? two_key_grads_.q : two_key_grads_.w;
-  recurrence::precondition_vjp(context, sequences_, precondition_,
-                               {through, {}, precondition_out_.saved}, precondition_grads_);
+  const bool erases = two_key_.e.defined() && two_key_.e.raw() == precondition_.k.raw();
+  recurrence::precondition_vjp(
+      context, sequences_, precondition_,
+      {through, {}, precondition_out_.saved, erases ? two_key_grads_.e : Tensor()},
+      precondition_grads_);
 }
 
 void MixerCall::save(Context& context) {

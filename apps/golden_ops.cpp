@@ -246,15 +246,15 @@ void check_preconditioned(OpRun& run, bool normalize) {
   const TwoKey inputs{q_hat,       k_hat,          keys.out,     run.in("v"),
                       run.in("g"), run.in("beta"), run.in("h0"), number(run.file, "scale")};
   const TwoKeyRun result(run, inputs, run.cotangent("o"));
-  PreconditionGrads grads;
-  grads.k = run.like(k);
-  grads.target = run.like(k);
+  PreconditionGrads grads;  // of k all in one
+  grads.k = grads.target = result.grads.e;
   grads.g = run.like(atk.g);
   grads.b = run.like(atk.b);
   grads.center = run.like(atk.center);
   grads.initial = run.like(atk.initial);
-  precondition_vjp(run.context, run.sequences, atk, {result.grads.w, run.cotangent("at")}, grads);
-  const Tensor d_k_hat = plus(result.grads.e, plus(grads.k, grads.target));
+  precondition_vjp(run.context, run.sequences, atk,
+                   {result.grads.w, run.cotangent("at"), {}, result.grads.e}, grads);
+  const Tensor& d_k_hat = grads.k;
 
   run.output("o", result.o);
   run.output("ht", result.final_state);

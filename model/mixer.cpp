@@ -311,8 +311,9 @@ nn::Var Mixer::solve(Flow& flow) const {
   if (flow.g) args.g = first_write(flow, flow.g);
   if (flow.b) args.b = nn::reshape(tape, flow.b, {rows, sizes_.value_heads});
   if (config_.axes.solve == Solve::delta) {
-    const bool shared = args.w && flow.e.id == flow.w.id;
-    args.e = shared ? args.w : nn::reshape(tape, flow.e, keys);
+    // The key itself where it is the write key, or what that is made of: one gradient for all.
+    const bool shared = flow.e.id == flow.w.id;
+    args.e = !shared ? nn::reshape(tape, flow.e, keys) : made_key ? flow.preconditioner->k : args.w;
     if (config_.read_undecayed && args.g) args.e = nn::exp_scale(tape, args.e, args.g, -1.0);
   }
   args.scale =

@@ -25,9 +25,16 @@ recurrence::TwoKey two_key_inputs(const Tape& tape, const TwoKeyArgs& vars) {
   return inputs;
 }
 
+// One gradient for both keys where they are one.
 recurrence::TwoKeyGrads two_key_grads(ScratchGrads& grads, const TwoKeyArgs& vars) {
-  return {grads.of(vars.q), grads.of(vars.e), grads.of(vars.w), grads.of(vars.v),
-          grads.of(vars.g), grads.of(vars.b), Tensor()};
+  recurrence::TwoKeyGrads to;
+  to.q = grads.of(vars.q);
+  to.e = grads.of(vars.e);
+  to.w = vars.e && vars.w.id == vars.e.id ? to.e : grads.of(vars.w);
+  to.v = grads.of(vars.v);
+  to.g = grads.of(vars.g);
+  to.b = grads.of(vars.b);
+  return to;
 }
 
 recurrence::Precondition precondition_inputs(const Tape& tape, const PreconditionArgs& vars) {
@@ -55,14 +62,20 @@ Tensor precondition_saved(Tape& tape, const Sequences& sequences,
   return numbers > 0 ? context.empty({numbers}, Dtype::f32) : Tensor();
 }
 
+// One gradient for k and the target where they are one. `d_k`: what the tape will receive for k,
+// with a part of it there already; undefined: this gives it.
 void precondition_back(Tape& tape, const Sequences& sequences, const PreconditionArgs& vars,
                        const recurrence::Precondition& inputs, const Tensor& dy,
-                       const Tensor& saved) {
+                       const Tensor& saved, const Tensor& d_k = {}) {
   ScratchGrads grads(tape);
-  const recurrence::PreconditionGrads to{
-      grads.of(vars.k),      grads.of(vars.target), grads.of(vars.g), grads.of(vars.b),
-      grads.of(vars.center), grads.of(vars.ridge),  Tensor()};
-  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}, saved}, to);
+  recurrence::PreconditionGrads to;
+  to.k = d_k.defined() ? d_k : grads.of(vars.k);
+  to.target = vars.target.id == vars.k.id ? to.k : grads.of(vars.target);
+  to.g = grads.of(vars.g);
+  to.b = grads.of(vars.b);
+  to.center = grads.of(vars.center);
+  to.ridge = grads.of(vars.ridge);
+  recurrence::precondition_vjp(tape.context(), sequences, inputs, {dy, {}, saved, d_k}, to);
   grads.give();
 }
 
@@ -109,7 +122,9 @@ Var preconditioned_two_key(Tape& tape, const Sequences& sequences,
     Tensor& d_made = query ? to.q : to.w;
     d_made = like(tape_, made);
     recurrence::two_key_vjp(tape_.context(), sequences, complete, {dy, {}}, to);
-    precondition_back(tape_, sequences, precondition, first, d_made, saved);
+    const bool erases = vars.e && vars.e.id == precondition.k.id;
+    precondition_back(tape_, sequences, precondition, first, d_made, saved,
+                      erases ? to.e : Tensor());
     grads.give();
   });
 }

@@ -114,12 +114,18 @@ struct PreconditionOut {
 struct PreconditionCotangents {
   Tensor out, final;
   Tensor saved = {};  // by precondition() of the same inputs; undefined: nothing was saved
+  // [R, H, K]: dL/dk through whatever else reads k, as a recurrence whose erase key it is. It is
+  // added to the gradient of k, may be its memory, and is not read where that is not wanted.
+  // Undefined: zero.
+  Tensor k = {};
 };
 
 struct PreconditionGrads {
-  // k receives the part through A, target the part through the product; where both are the same
-  // tensor of the model the caller adds them.
+  // k receives the part through A, target the part through the product.
   Tensor k, target, g, b, center, ridge, initial;
+
+  // k and target are the same memory: it receives the sum of both, the gradient of a tied target.
+  bool joins_target() const { return k.defined() && k.raw() != nullptr && k.raw() == target.raw(); }
 };
 
 void precondition(Context& context, const Sequences& sequences, const Precondition& inputs,

@@ -230,6 +230,7 @@ CallShape validate(const Context& context, const Sequences& sequences, const Pre
   check.required("the cotangent of out", cot.out);
   check.input("the cotangent of out", cot.out, {shape.heads, shape.d_k});
   precondition.state("the cotangent of final", cot.final);
+  check.input("the cotangent of k", cot.k, {shape.heads, shape.d_k});
   check.gradient_of("g", grads.g, in.g);
   check.gradient_of("b", grads.b, in.b);
   check.gradient_of("center", grads.center, in.center);

@@ -234,8 +234,17 @@ typedef struct rankone_precondition_outputs {
   rankone_tensor saved;
 } rankone_precondition_outputs;
 
+typedef struct rankone_precondition_cotangents {
+  rankone_tensor out;         /* dL/dout */
+  rankone_tensor final_state; /* absent: zero */
+  rankone_tensor saved;       /* by rankone_precondition; absent: nothing was saved */
+  rankone_tensor k;           /* dL/dk through what else reads k, as a recurrence whose erase key it
+                               * is: added to the gradient of k, may be its memory; absent: zero */
+} rankone_precondition_cotangents;
+
+/* k: the part through A; target: the part through the product. Where both are the same memory, it
+ * receives the sum: of a target that is k, whose gradient that is. */
 typedef struct rankone_precondition_grads {
-  /* k: the part through A; target: the part through the product. */
   rankone_tensor k, target, g, b, center, ridge, initial;
 } rankone_precondition_grads;
 
@@ -251,14 +260,10 @@ RANKONE_API rankone_status rankone_precondition_saved(rankone_context* context,
                                                       const rankone_sequences* sequences,
                                                       const rankone_precondition_inputs* inputs,
                                                       int64_t* numbers);
-/* cotangents: dL/d of the outputs; an absent final_state counts as zero, and `saved` is what
- * rankone_precondition left, absent where it left nothing. */
-RANKONE_API rankone_status rankone_precondition_vjp(rankone_context* context,
-                                                    const rankone_sequences* sequences,
-                                                    const rankone_precondition_inputs* inputs,
-                                                    const rankone_precondition_outputs* cotangents,
-                                                    const rankone_precondition_grads* grads,
-                                                    const rankone_call* call);
+RANKONE_API rankone_status rankone_precondition_vjp(
+    rankone_context* context, const rankone_sequences* sequences,
+    const rankone_precondition_inputs* inputs, const rankone_precondition_cotangents* cotangents,
+    const rankone_precondition_grads* grads, const rankone_call* call);
 
 /* ---- The decay ------------------------------------------------------------------------------
  *

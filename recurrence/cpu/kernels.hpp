@@ -275,6 +275,9 @@ struct PreconditionScanBack {
   Index d_k_row;
   float* d_target;  // [n, K]
   Index d_target_row;
+  bool joined;         // d_k and d_target are one memory: it receives the sum
+  const float* other;  // [n, K]: added to d_k, may be its memory; null: nothing
+  Index other_row;
   float* d_decay;      // [n]: of the log decay
   float* d_gain;       // [n]
   float* d_parameter;  // [K] in scratch, added to: of ridge, or of center channel by channel

@@ -105,6 +105,9 @@ void HeadScan::backward(Index begin, Index end, const PreconditionCotangents& co
     back.d_parameter = d_parameter;
     wanted(grads.k, first, back.d_k, back.d_k_row);
     wanted(grads.target, first, back.d_target, back.d_target_row);
+    back.joined = grads.joins_target();
+    if (cotangents.k.defined()) back.other = cotangents.k.data<float>() + key_at(first);
+    back.other_row = key_row_;
     kernels().precondition_back(back);
     store_gates(grads.g, first, at_.d_decay);
     store_gates(grads.b, first, at_.d_gain);

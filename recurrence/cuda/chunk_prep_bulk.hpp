@@ -8,14 +8,16 @@
 
 namespace rankone::recurrence::cuda {
 
-// What a team takes: numbers first, first + step, ... below `end` of the (chunk, value head) in
-// their order, or, where sequences of one length are scanned side by side, the first chunks of all
-// sequences, then the second, ...
+// What a team takes: numbers first, first + step, ... below `end` of the (chunk, value head), from
+// the last chunk of the call to the first or, where a scan waits for some, in their order: then,
+// for sequences of one length, the first chunks of all of them, then the second, ...
 struct PrepTurns {
   std::uint32_t first = 0, step = 1, end = 0;
   std::uint32_t sequences = 1, length = 0;  // in chunks
+  std::uint32_t chunks = 0;                 // of the call; 0: in their order
 
   __device__ std::uint32_t chunk(std::uint32_t number) const {
+    if (chunks != 0) return chunks - 1 - number;
     return sequences == 1 ? number : number % sequences * length + number / sequences;
   }
 };
@@ -23,7 +25,11 @@ struct PrepTurns {
 // Chunks `from` to `to` of every sequence; `to` negative: all chunks.
 inline PrepTurns prep_turns(const TwoKeyCall& call, std::int64_t from, std::int64_t to) {
   const std::int64_t heads = call.value_heads, sequences = call.rows.sequences;
-  if (to < 0) return {0, 1, static_cast<std::uint32_t>(call.rows.chunks * heads)};
+  if (to < 0) {
+    // What came before has left the last rows in the cache.
+    const auto chunks = static_cast<std::uint32_t>(call.rows.chunks);
+    return {0, 1, chunks * static_cast<std::uint32_t>(heads), 1, 0, chunks};
+  }
   return {static_cast<std::uint32_t>(from * sequences * heads), 1,
           static_cast<std::uint32_t>(to * sequences * heads), static_cast<std::uint32_t>(sequences),
           static_cast<std::uint32_t>(call.rows.chunks / sequences)};

@@ -527,8 +527,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Columns>)
     pause(2000 * (blockIdx.x / multiprocessors));
   }
   const auto heads = static_cast<std::uint32_t>(call.value_heads);
-  const std::int64_t chunk = blockIdx.x / heads, head = blockIdx.x % heads;
-  const Span span = span_of(call.rows, blockIdx.x / heads);
+  // From the last chunk to the first: what came before has left the last rows in the cache.
+  const std::uint32_t number = gridDim.x - 1 - blockIdx.x;
+  const std::int64_t chunk = number / heads, head = number % heads;
+  const Span span = span_of(call.rows, number / heads);
   const int count = span.count;
   unsigned char* const record = c.record(chunk, head);
 

@@ -83,6 +83,8 @@ void CudaBackend::precondition_vjp(Context& context, const Sequences& sequences,
   cuda::PreconditionBack back;
   back.d_out = cuda::source_of(cotangents.out);
   back.d_final = cuda::pointer_of<const float>(cotangents.final);
+  if (grads.k.defined()) back.other = cuda::source_of(cotangents.k);
+  back.joined = grads.joins_target();
   back.d_k = cuda::sink_of(grads.k);
   back.d_target = cuda::sink_of(grads.target);
   back.d_g = cuda::sink_of(grads.g);

@@ -38,6 +38,8 @@ struct PreconditionCall {
 struct PreconditionBack {
   Source d_out;
   const float* d_final = nullptr;
+  Source other;         // added to d_k, may be its memory; not there where d_k is not
+  bool joined = false;  // d_k and d_target are one memory: it receives the sum
   Sink d_k, d_target, d_g, d_b, d_parameter;
   float* d_initial = nullptr;
   ChunkScan scan;             // of dL/dA, from the last chunk to the first

@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
   auto* const to = static_cast<Format*>(back.d_target.data);
   const std::int64_t at = chunk.first_at(), stride = chunk.stride();
   const int stored = to != nullptr ? chunk.count : 0;
+  const auto* const other = static_cast<const Format*>(back.other.data);
 #pragma unroll
   for (int first = 0; first < kRows; first += kGroup) {
     float decays[kGroup], gains[kGroup], targets[kGroup][kSize], d_targets[kGroup][kSize];
@@ -114,7 +115,13 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
         factor.back(state[c], c, Tied ? k[c] : targets[i][c], d_targets[i][c], lambdas[r][c],
                     d_parameter[c]);
       }
-      if (r < stored) chunk.lane.store_row(to + at + r * stride, d_targets[i]);
+      if (r >= stored) continue;
+      if (back.joined && other != nullptr) {
+        chunk.lane.load_row(k, other + at + r * stride);
+#pragma unroll
+        for (int c = 0; c < kSize; ++c) d_targets[i][c] += k[c];
+      }
+      chunk.lane.store_row(to + at + r * stride, d_targets[i]);
     }
   }
   float decay[kRows];
@@ -163,6 +170,8 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
     }
     if (back.d_k.data == nullptr) continue;
     auto* const row = static_cast<Format*>(back.d_k.data) + chunk.first_at();
+    // Where both are one, the gradient of the target lies there, with the other one.
+    const auto* const added = back.joined ? row : other != nullptr ? other + at : nullptr;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const float along = __shfl_sync(0xffffffffU, of_gain, i * kLanes);
@@ -173,7 +182,14 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
       chunk.lane.load_row(k, chunk.key_row(r));
 #pragma unroll
       for (int c = 0; c < kSize; ++c) k[c] *= twice * lambdas[r][c] - radial;
-      if (r < chunk.count) chunk.lane.store_row(row + r * chunk.stride(), k);
+      if (r >= chunk.count) continue;
+      if (added != nullptr) {
+        float more[kSize];
+        chunk.lane.load_row(more, added + r * chunk.stride());
+#pragma unroll
+        for (int c = 0; c < kSize; ++c) k[c] += more[c];
+      }
+      chunk.lane.store_row(row + r * chunk.stride(), k);
     }
   }
   put_partials(chunk, back);
@@ -195,9 +211,10 @@ __device__ __forceinline__ float state_before(const Chunk& chunk) {
   return call.initial != nullptr ? call.initial[chunk.sequence_state(slot)] : 0.0F;
 }
 
-// As emit_rows_back(), in units of Factor::power. Kept: call.states are there.
-template <class F, bool Normalize, bool Kept>
-__global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
+// As emit_rows_back(), in units of Factor::power. Kept: call.states are there. Adds: something is
+// added to the gradient of k.
+template <class F, bool Normalize, bool Kept, bool Adds>
+__global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
     emit_rows_back_wide(PreconditionCall call, PreconditionBack back) {
   namespace wide = precondition_wide;
   constexpr int kThreads = kWideThreads<Kept>, kRows = wide::Segments<kThreads>::kRows;
@@ -206,10 +223,15 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
   // The last chunks first: the others wait for them.
   const wide::Chunk<F, kThreads> chunk(call, gridDim.x - 1 - blockIdx.x);
   const auto& shared = chunk.shared;
-  chunk.copy_keys();
+  chunk.copy_rows(shared.keys, call.k);
+  rankone::cuda::copy_commit();
   wide::Word<F> d_next[kGroup];
   chunk.read_rows(d_next, back.d_out, 0);
   const auto gates = chunk.read_gates();
+  if constexpr (Adds) {
+    chunk.copy_rows(shared.added, back.other);
+    rankone::cuda::copy_commit();
+  }
   const int slot = static_cast<int>(threadIdx.x);
   float before = 0.0F;
   if (Kept && slot < kWidth) before = call.states[chunk.chunk_state(slot)];
@@ -220,7 +242,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
     __syncthreads();
     before = state_before(chunk);
   }
-  rankone::cuda::copy_wait<0>();
+  rankone::cuda::copy_wait<Adds ? 1 : 0>();
   chunk.put_gates(gates, key);
   chunk.sum_rows(key);
   if (kThreads == kWidth || slot < kWidth) chunk.spread(slot, false, before);
@@ -232,6 +254,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
   float* const own_sums = shared.sums + chunk.segment * kWidth;
   chunk.load_slots(state, own_sums);
   wide::Factor factor(chunk);
+  rankone::cuda::copy_wait<0>();
   auto* to = static_cast<F*>(back.d_target.data) + chunk.first_at();
   const int stored = back.d_target.data != nullptr ? chunk.count : 0;
 #pragma unroll
@@ -251,8 +274,17 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
         state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
       }
       factor.back(state, k, d, lambdas[r]);
-      wide::store_if(r < stored, to, d);
-      to += chunk.stride();
+      if (Adds && back.joined) {
+        F* const added = chunk.own_row(shared.added, r);
+        float more[kSize];
+        load(more, added);
+#pragma unroll
+        for (int c = 0; c < kSize; ++c) d[c] += more[c];
+        write_word(added, wide::word_of<F>(d));
+      } else {
+        wide::store_if(r < stored, to, d);
+        to += chunk.stride();
+      }
     }
     if (first + kGroup < kRows) chunk.read_rows(d_next, back.d_out, first + kGroup);
   }
@@ -306,6 +338,12 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
       d_decay[r] += lambda * earlier[c];
       lambdas[r][c] = twice * turned;
     }
+    if constexpr (Adds) {
+      float more[kSize];
+      load(more, chunk.own_row(shared.added, r));
+#pragma unroll
+      for (int c = 0; c < kSize; ++c) lambdas[r][c] += more[c];
+    }
     if constexpr (!Normalize) {
       wide::store_if(r < keys, row, lambdas[r]);
       row -= chunk.stride();
@@ -336,13 +374,14 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
   }
 }
 
-template <class F, bool Kept>
+template <class F, bool Kept, bool Adds>
 void launch_wide(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
-  const auto kernel =
-      call.normalize ? emit_rows_back_wide<F, true, Kept> : emit_rows_back_wide<F, false, Kept>;
+  const auto kernel = call.normalize ? emit_rows_back_wide<F, true, Kept, Adds>
+                                     : emit_rows_back_wide<F, false, Kept, Adds>;
   constexpr int kThreads = kWideThreads<Kept>;
   rankone::cuda::launch(kernel, call.rows.chunks * call.heads, kThreads,
-                        precondition_wide::Shared<F, kThreads>::bytes(true), stream, call, back);
+                        precondition_wide::Shared<F, kThreads>::bytes(true, Adds), stream, call,
+                        back);
 }
 
 template <class L>
@@ -360,13 +399,17 @@ void launch_any(const PreconditionCall& call, const PreconditionBack& back, void
 
 void launch_precondition_back(const PreconditionCall& call, const PreconditionBack& back,
                               void* stream) {
-  if (precondition_wide::fits(call, back.d_out, back.d_k, back.d_target)) {
+  if (precondition_wide::fits(call, back.d_out, back.other, back.d_k, back.d_target)) {
     precondition_wide::with_format(call, [&](auto format) {
       using F = decltype(format);
-      (call.states != nullptr ? launch_wide<F, true> : launch_wide<F, false>)(call, back, stream);
+      const bool kept = call.states != nullptr, adds = back.joined || back.other.data != nullptr;
+      const auto start = adds ? (kept ? launch_wide<F, true, true> : launch_wide<F, false, true>)
+                              : (kept ? launch_wide<F, true, false> : launch_wide<F, false, false>);
+      start(call, back, stream);
     });
   } else {
-    choose(call, in_words(call.d_k, call.k, call.target, back.d_out, back.d_k, back.d_target),
+    choose(call,
+           in_words(call.d_k, call.k, call.target, back.d_out, back.other, back.d_k, back.d_target),
            [&]<class L>() { launch_any<L>(call, back, stream); });
   }
   const bool atk = call.kind == PreconditionerKind::atk;

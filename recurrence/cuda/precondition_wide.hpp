@@ -44,15 +44,16 @@ struct Word {
   }
 };
 
+template <class Format>
+__device__ __forceinline__ uint4 word_of(const float (&from)[kSize]) {
+  using rankone::cuda::pack;
+  return make_uint4(pack<Format>(from[0], from[1]), pack<Format>(from[2], from[3]),
+                    pack<Format>(from[4], from[5]), pack<Format>(from[6], from[7]));
+}
 // To global memory where `wanted`, without a branch.
 template <class Format>
 __device__ __forceinline__ void store_if(bool wanted, Format* to, const float (&from)[kSize]) {
-  std::uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] = rankone::cuda::pack<Format>(from[2 * i], from[2 * i + 1]);
-  }
-  rankone::cuda::store_word_if(wanted, to, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+  rankone::cuda::store_word_if(wanted, to, word_of<Format>(from));
 }
 
 // Channels of the float arrays in shared memory: first the lower four of every lane.
@@ -85,12 +86,14 @@ struct Shared {
   float* sums;            // [segments, width]: what a segment adds, then the state before it
   Format* keys;           // [chunk, width]
   float* history;         // [chunk, width]: A before each row
+  Format* added;          // [chunk, width]: what is added to the gradient of k
 
-  static std::size_t bytes(bool back) {
+  static std::size_t bytes(bool back, bool adds = false) {
     const std::size_t gates = 4 * kPreconditionChunk + kSegments + 2 * kScanWindow + kWarps;
     const std::size_t rows = back ? kSegments + kPreconditionChunk : kSegments;
+    const std::size_t tiles = adds ? 2 : back ? 1 : 0;
     return (gates + rows * kWidth) * sizeof(float) +
-           (back ? kPreconditionChunk * kWidth * sizeof(Format) : 0);
+           tiles * kPreconditionChunk * kWidth * sizeof(Format);
   }
   __device__ Shared() {
     decay = reinterpret_cast<float*>(rankone::cuda::shared_memory());
@@ -103,6 +106,7 @@ struct Shared {
     sums = totals + kWarps;
     keys = reinterpret_cast<Format*>(sums + kSegments * kWidth);
     history = reinterpret_cast<float*>(keys + kPreconditionChunk * kWidth);
+    added = reinterpret_cast<Format*>(history + kPreconditionChunk * kWidth);
   }
 };
 
@@ -151,17 +155,19 @@ struct Chunk {
       row += stride();
     }
   }
-  // Each lane copies what it reads itself.
-  __device__ __forceinline__ void copy_keys() const {
-    const auto* from = static_cast<const F*>(call.k.data) + first_at();
+  // Rows of the segment to shared memory, zeros where there are none; each lane copies what it
+  // reads itself.
+  __device__ __forceinline__ void copy_rows(F* to, const Source& source) const {
+    const int rows = source.data != nullptr ? count : 0;
+    const auto* from = static_cast<const F*>(source.data) + first_at();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      rankone::cuda::copy_16(key_row(r), from, r < count);
+      rankone::cuda::copy_16(own_row(to, r), r < rows ? from : call.k.data, r < rows);
       from += stride();
     }
-    rankone::cuda::copy_commit();
   }
-  __device__ F* key_row(int r) const { return shared.keys + (begin + r) * kWidth + lane * kSize; }
+  __device__ F* own_row(F* rows, int r) const { return rows + (begin + r) * kWidth + lane * kSize; }
+  __device__ F* key_row(int r) const { return own_row(shared.keys, r); }
 
   // The gates of row lane / kRowLanes of the segment, on their way.
   struct Gates {

@@ -87,7 +87,7 @@ void gram(Context& context, const Sequences& sequences, const Precondition& inpu
   const std::int64_t K = shape.d_k, size = K * K, tasks = shape.sequences * shape.heads;
   const Gram gram(context, wide, shape, inputs);
   double* result = wide.out(out.out, shape.rows * shape.heads * K);
-  double* final_state = wide.final_state(out.final, tasks * size);
+  double* final_state = wide.in_place(out.final, tasks * size);
   double* scratch = wide.scratch(context.threads().size() * 2 * size);
   if (context.planning()) return;
 
@@ -109,12 +109,12 @@ void gram_vjp(Context& context, const Sequences& sequences, const Precondition& 
   Wide wide(context);
   const PreconditionShape shape = shape_of(sequences, inputs);
   const std::int64_t K = shape.d_k, size = K * K, tasks = shape.sequences * shape.heads;
-  const std::int64_t keys = shape.rows * shape.heads * K, gates = shape.rows * shape.heads;
+  const std::int64_t gates = shape.rows * shape.heads;
   const Gram gram(context, wide, shape, inputs);
   const double* d_out = wide.in(cotangents.out);
   const double* d_final = wide.in(cotangents.final, tasks * size, 0.0);
-  const Gradients out{wide.out(grads.k, keys), wide.out(grads.target, keys),
-                      wide.out(grads.g, gates), wide.out(grads.b, gates)};
+  const KeyGradients keys(wide, shape, cotangents, grads);
+  const Gradients out{keys.k, keys.target, wide.out(grads.g, gates), wide.out(grads.b, gates)};
   double* ridge = wide.out(grads.ridge, shape.heads * K);
   double* initial = wide.out(grads.initial, tasks * size);
   const std::int64_t history = replay_scratch(sequences.longest(), size);
@@ -140,6 +140,7 @@ void gram_vjp(Context& context, const Sequences& sequences, const Precondition& 
         });
     std::copy(D, D + size, initial + task * size);
   });
+  keys.add();
   for (std::int64_t task = 0; gram.from_ridge && task < tasks; ++task) {
     for (std::int64_t d = 0; d < K; ++d) {
       ridge[task % shape.heads * K + d] += initial[task * size + d * K + d];

@@ -92,7 +92,7 @@ void ReferenceBackend::longhorn(Context& context, const Sequences& sequences,
   const Inputs in = inputs_of(wide, shape, inputs);
   const std::int64_t size = shape.d_k * shape.d_v;
   double* o = wide.out(out.o, in.value_at(shape.rows, 0));
-  double* final_state = wide.final_state(out.final_state, in.state_at(shape.sequences, 0));
+  double* final_state = wide.in_place(out.final_state, in.state_at(shape.sequences, 0));
   double* scratch = wide.scratch(context.threads().size() * size);
   if (context.planning()) return;
 

@@ -148,8 +148,8 @@ void ReferenceBackend::mesa(Context& context, const Sequences& sequences, const 
   const Inputs in = inputs_of(wide, shape, inputs);
   const std::int64_t tasks = shape.sequences * shape.heads;
   double* o = wide.out(out.o, in.value_at(shape.rows, 0));
-  double* final_hkk = wide.final_state(out.final_hkk, tasks * in.gram_size());
-  double* final_hkv = wide.final_state(out.final_hkv, tasks * in.cross_size());
+  double* final_hkk = wide.in_place(out.final_hkk, tasks * in.gram_size());
+  double* final_hkv = wide.in_place(out.final_hkv, tasks * in.cross_size());
   const std::int64_t per_worker = in.state_size() + in.gram_size() + shape.d_k;
   double* scratch = wide.scratch(context.threads().size() * per_worker);
   if (context.planning()) return;

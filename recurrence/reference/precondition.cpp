@@ -38,6 +38,23 @@ PreconditionInputs::PreconditionInputs(Context& context, Wide& wide, const Preco
   k = normalized;
 }
 
+KeyGradients::KeyGradients(Wide& wide, const PreconditionShape& shape,
+                           const PreconditionCotangents& cotangents, const PreconditionGrads& grads)
+    : count_(shape.rows * shape.heads * shape.d_k), joined_(grads.joins_target()) {
+  k = wide.filled(count_, 0.0);
+  target = wide.filled(count_, 0.0);
+  other_ = wide.in(cotangents.k, count_, 0.0);
+  of_k_ = wide.in_place(grads.k, count_);
+  of_target_ = wide.in_place(joined_ ? Tensor() : grads.target, count_);
+}
+
+void KeyGradients::add() const {
+  for (std::int64_t i = 0; i < count_; ++i) {
+    of_k_[i] = k[i] + other_[i] + (joined_ ? target[i] : 0.0);
+    of_target_[i] = target[i];
+  }
+}
+
 void normalize_vjp(double* dk, const double* k_hat, double inverse_norm, std::int64_t d_k) {
   const double along = dot(k_hat, dk, d_k);
   for (std::int64_t d = 0; d < d_k; ++d) dk[d] = inverse_norm * (dk[d] - k_hat[d] * along);
@@ -119,7 +136,7 @@ void ReferenceBackend::precondition(Context& context, const Sequences& sequences
   const bool atk = inputs.kind == PreconditionerKind::atk;
   const Factor factor{inputs, wide.in(atk ? inputs.center : inputs.ridge), K};
   double* result = wide.out(out.out, shape.rows * shape.heads * K);
-  double* final_state = wide.final_state(out.final, tasks * K);
+  double* final_state = wide.in_place(out.final, tasks * K);
   double* states = wide.scratch(tasks * K);
   if (context.planning()) return;
 
@@ -149,14 +166,14 @@ void ReferenceBackend::precondition_vjp(Context& context, const Sequences& seque
   Wide wide(context);
   const PreconditionShape shape = shape_of(sequences, inputs);
   const std::int64_t K = shape.d_k, tasks = shape.sequences * shape.heads;
-  const std::int64_t keys = shape.rows * shape.heads * K, gates = shape.rows * shape.heads;
+  const std::int64_t gates = shape.rows * shape.heads;
   const PreconditionInputs in(context, wide, shape, inputs, K);
   const bool atk = inputs.kind == PreconditionerKind::atk;
   const Factor factor{inputs, wide.in(atk ? inputs.center : inputs.ridge), K};
   const double* d_out = wide.in(cotangents.out);
   const double* d_final = wide.in(cotangents.final, tasks * K, 0.0);
-  const Gradients out{wide.out(grads.k, keys), wide.out(grads.target, keys),
-                      wide.out(grads.g, gates), wide.out(grads.b, gates)};
+  const KeyGradients keys(wide, shape, cotangents, grads);
+  const Gradients out{keys.k, keys.target, wide.out(grads.g, gates), wide.out(grads.b, gates)};
   const std::int64_t width = atk ? 1 : K;  // elements of the parameter per head
   double* parameter = wide.out(atk ? grads.center : grads.ridge, shape.heads * width);
   double* initial = wide.out(grads.initial, tasks * K);
@@ -180,6 +197,7 @@ void ReferenceBackend::precondition_vjp(Context& context, const Sequences& seque
         });
     std::copy(lambda, lambda + K, initial + task * K);
   });
+  keys.add();
   for (std::int64_t task = 0; task < tasks; ++task) {
     add_scaled(parameter + task % shape.heads * width, 1.0, parts + task * width, width);
   }

@@ -24,6 +24,21 @@ struct PreconditionInputs {
   }
 };
 
+// The gradients of k and target: their parts apart, then, by add(), what the tensors receive.
+struct KeyGradients {
+  double *k, *target;  // [R, H, K]: through the state, through the product; zero at the start
+
+  KeyGradients(Wide& wide, const PreconditionShape& shape, const PreconditionCotangents& cotangents,
+               const PreconditionGrads& grads);
+  void add() const;
+
+ private:
+  std::int64_t count_;
+  bool joined_;
+  const double* other_;
+  double *of_k_, *of_target_;
+};
+
 // Turns dL/dk^ of one row into dL/dk: with k^ = k r, r = 1 / sqrt(|k|^2 + 1e-6),
 // dk = r (dk^ - k^ (k^ . dk^)).
 void normalize_vjp(double* dk, const double* k_hat, double inverse_norm, std::int64_t d_k);

@@ -17,7 +17,7 @@ double* optional_out(Wide& wide, const Tensor& tensor) {
 
 // Outputs may be the memory of inputs, so the inputs must not be zeroed with them.
 double* written(Wide& wide, const Tensor& tensor) {
-  return tensor.defined() ? wide.final_state(tensor, tensor.count()) : nullptr;
+  return tensor.defined() ? wide.in_place(tensor, tensor.count()) : nullptr;
 }
 
 GainArrays<double> arrays_of(Wide& wide, const Gain& in) {

@@ -123,7 +123,7 @@ void ReferenceBackend::two_key(Context& context, const Sequences& sequences, con
   const TwoKeyShape& shape = in.shape;
   const std::int64_t size = in.state_size(), V = shape.d_v;
   double* o = wide.out(out.o, shape.rows * shape.value_heads * V);
-  double* final_state = wide.final_state(out.final_state, in.state_at(shape.sequences, 0));
+  double* final_state = wide.in_place(out.final_state, in.state_at(shape.sequences, 0));
   double* scratch = wide.scratch(context.threads().size() * (size + V));
   if (context.planning()) return;
 

@@ -55,8 +55,9 @@ class Wide {
     return data;
   }
 
-  // A final state: not zeroed, since it may be the memory of the initial one.
-  double* final_state(const Tensor& tensor, std::int64_t count) {
+  // An output that is not zeroed, since it may be the memory of an input: read before it is
+  // written.
+  double* in_place(const Tensor& tensor, std::int64_t count) {
     if (tensor.defined() && tensor.dtype() == Dtype::f64) return tensor.data<double>();
     double* data = scratch(count);
     if (tensor.defined()) rounded_.emplace_back(data, tensor);

@@ -231,7 +231,8 @@ TEST(CapiCuda, ThePreconditionerLeavesItsStatesToTheVjp) {
   const auto run = [&](bool saves) {
     const OnGpu out(unwritten(k)), d_k(unwritten(k)), d_target(unwritten(k)), d_g(unwritten(g)),
         d_center(unwritten(center));
-    rankone_precondition_outputs to = {}, from = {};
+    rankone_precondition_outputs to = {};
+    rankone_precondition_cotangents from = {};
     to.out = out.tensor();
     from.out = gpu_d_out.tensor();
     if (saves) to.saved = from.saved = saved.tensor();

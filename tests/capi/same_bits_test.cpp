@@ -211,7 +211,8 @@ TEST_P(SameBits, PreconditionForwardAndVjp) {
         unwritten(in.k),      unwritten(in.target), unwritten(in.g),      unwritten(in.b),
         unwritten(in.center), unwritten(in.ridge),  unwritten(in.initial)};
     rec::precondition(reference_, packing(), in, out);
-    rec::precondition_vjp(reference_, packing(), in, {plain(k), plain(initial)}, grads);
+    rec::precondition_vjp(reference_, packing(), in, {plain(k), plain(initial), {}, plain(target)},
+                          grads);
 
     const auto* sequences = cut(packing());
     const Tensor c_out = twin(out.out);
@@ -226,7 +227,8 @@ TEST_P(SameBits, PreconditionForwardAndVjp) {
     const rec::PreconditionGrads twins{twin(grads.k),      twin(grads.target), twin(grads.g),
                                        twin(grads.b),      twin(grads.center), twin(grads.ridge),
                                        twin(grads.initial)};
-    const rankone_precondition_outputs cotangents{c_tensor(k), c_tensor(initial), {}};
+    const rankone_precondition_cotangents cotangents{
+        c_tensor(k), c_tensor(initial), {}, c_tensor(target)};
     const rankone_precondition_grads c_grads{
         c_tensor(twins.k),      c_tensor(twins.target), c_tensor(twins.g),      c_tensor(twins.b),
         c_tensor(twins.center), c_tensor(twins.ridge),  c_tensor(twins.initial)};

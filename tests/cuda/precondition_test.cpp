@@ -138,6 +138,59 @@ TEST_P(CudaPrecondition, AgreesWithFloat64) {
   }
 }
 
+Tensor sum_of(std::initializer_list<Tensor> parts) {
+  const Tensor sum = Tensor::zeros(parts.begin()->shape(), Dtype::f64);
+  for (const Tensor& part : parts) {
+    for (std::int64_t i = 0; i < sum.count(); ++i) sum.data<double>()[i] += part.data<double>()[i];
+  }
+  return sum;
+}
+
+// The gradients of k and the target in one memory, with and without another part of it there.
+TEST_P(CudaPrecondition, GradientsInOneMemoryAreSummed) {
+  Context cuda = cuda_context(), reference = reference_context();
+  Problem problem(std::get<1>(GetParam()), std::get<0>(GetParam()));
+  const Precondition& in = problem.in;
+  Random random(12);
+  const Tensor other = normal(in.k.shape(), random).to(in.k.dtype());
+  PreconditionGrads expected;
+  expected.k = wide_like(in.k);
+  expected.target = wide_like(in.target);
+  precondition_vjp(reference, problem.sequences, problem.widened(),
+                   {wide(problem.cot.out), wide(problem.cot.final)}, expected);
+
+  problem.upload(cuda);
+  const std::vector<Tensor> got = run_in_two_orders(cuda, [&] {
+    const std::int64_t numbers = precondition_saved(cuda, problem.sequences, in);
+    const Tensor saved = output_like(Tensor::empty({numbers}, Dtype::f32), cuda);
+    precondition(cuda, problem.sequences, in, {output_like(in.target, cuda), {}, saved});
+    std::vector<Tensor> results;
+    for (const bool with_saved : {false, true}) {
+      PreconditionCotangents cot = problem.cot;
+      if (with_saved) cot.saved = saved;
+      PreconditionGrads joined, all, apart;
+      joined.k = joined.target = output_like(in.k, cuda);
+      precondition_vjp(cuda, problem.sequences, in, cot, joined);
+      cot.k = all.k = all.target = to_device(other, cuda);
+      precondition_vjp(cuda, problem.sequences, in, cot, all);
+      cot.k = apart.k = to_device(other, cuda);
+      apart.target = output_like(in.target, cuda);
+      precondition_vjp(cuda, problem.sequences, in, cot, apart);
+      for (const Tensor& gradient : {joined.k, all.k, apart.k, apart.target}) {
+        results.push_back(gradient);
+      }
+    }
+    return results;
+  });
+  const Tensor more = wide(other);
+  for (std::size_t first = 0; first < got.size(); first += 4) {
+    expect_close("dk + dtarget", got[first], sum_of({expected.k, expected.target}), kBound);
+    expect_close("all", got[first + 1], sum_of({expected.k, expected.target, more}), kBound);
+    expect_close("dk + other", got[first + 2], sum_of({expected.k, more}), kBound);
+    expect_close("dtarget", got[first + 3], expected.target, kBound);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Settings, CudaPrecondition,
                          testing::Combine(testing::Values(Dtype::f32, Dtype::bf16, Dtype::f16),
                                           testing::ValuesIn(settings())));

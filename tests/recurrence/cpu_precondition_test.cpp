@@ -124,6 +124,41 @@ TEST_P(CpuPrecondition, Backward) {
   expect_close("dinitial", grads.initial, expected.initial);
 }
 
+// The gradients of k and the target in one memory, with and without another part of it there.
+TEST_P(CpuPrecondition, GradientsInOneMemoryAreSummed) {
+  const PreconditionCotangents& cot = problem_.cotangents;
+  const PreconditionCotangents exact{wide(cot.out), wide(cot.final)};
+  Random random(12);
+  const Tensor other = normal(problem_.in.k.shape(), random);
+  PreconditionGrads parts;
+  parts.k = nan_like(wide_.k);
+  parts.target = nan_like(wide_.target);
+  recurrence::precondition_vjp(reference_, problem_.sequences, wide_, exact, parts);
+  const auto check = [&](Context& context, const Precondition& in, PreconditionCotangents from,
+                         double bound) {
+    for (const bool joined : {false, true}) {
+      for (const bool more : {false, true}) {
+        PreconditionGrads grads;
+        grads.k = more ? other.to(in.k.dtype()).clone() : nan_like(in.k);
+        grads.target = joined ? grads.k : nan_like(in.target);
+        from.k = more ? grads.k : Tensor();
+        recurrence::precondition_vjp(context, problem_.sequences, in, from, grads);
+        const Tensor expected = parts.k.clone();
+        for (std::int64_t i = 0; i < expected.count(); ++i) {
+          if (joined) expected.data<double>()[i] += parts.target.data<double>()[i];
+          if (more) expected.data<double>()[i] += other.data<float>()[i];
+        }
+        EXPECT_LE(relative_error(grads.k.to(Dtype::f32), expected), bound) << joined << more;
+        if (!joined) {
+          EXPECT_LE(relative_error(grads.target.to(Dtype::f32), parts.target), bound);
+        }
+      }
+    }
+  };
+  check(reference_, wide_, exact, 1e-7);
+  check(cpu_, problem_.in, cot, kBound);
+}
+
 INSTANTIATE_TEST_SUITE_P(Settings, CpuPrecondition, testing::ValuesIn(settings()));
 
 // One call gives the bits of two, whether a head is one task or several, and whether the rows of

@@ -94,6 +94,10 @@ TEST(InvalidCall, Precondition) {
            },
            "the cotangent of final has shape [2, 4]"},
           {[](C& c) {
+             c.cot.k = zeros({6, 8});
+           },
+           "the cotangent of k has shape [6, 8]"},
+          {[](C& c) {
              c.grads.ridge = zeros({2, 4});
            },
            "the gradient of ridge is wanted"},

@@ -430,6 +430,9 @@ RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& fac
   const float* after = before + b.history_row;
   const float* d_out = b.d_out + t * b.d_out_row;
   float *d_target = b.d_target + t * b.d_target_row, *d_k = b.d_k + t * b.d_k_row;
+  const float* other = b.other != nullptr ? b.other + t * b.other_row : nullptr;
+  // To the gradient through the product or, where that has it already, to that through the state.
+  const float *early = b.joined ? other : nullptr, *late = b.joined ? d_k : other;
   float *d_states = b.d_state, *d_parameters = b.d_parameter;
   const float* ridge = s.ridge;
   // Rows of one head are far apart, and nothing else fetches them early.
@@ -443,7 +446,11 @@ RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& fac
   over_channels(s.channels, [&](const auto& like, auto access, int c) {
     const auto at = factor.derivative(get(Whole{}, after + c, like), ridge + c);
     const auto d = get(access, d_out + c, like);
-    put(access, d_target + c, d * at.value);
+    if (early == nullptr) {
+      put(access, d_target + c, d * at.value);
+    } else {
+      put(access, d_target + c, multiply_add(d, at.value, get(access, early + c, like)));
+    }
     const auto through = d * get(access, target + c, like);
     put(Whole{}, d_parameters + c,
         multiply_add(through, at.d_parameter, get(Whole{}, d_parameters + c, like)));
@@ -464,9 +471,14 @@ RANKONE_INLINE void row_back(const PreconditionScanBack& b, const AnyFactor& fac
   const Vec decay = splat(s.decay[t]), twice = splat(2.0F * s.gain[t]);
   over_channels(s.channels, [&](const auto& like, auto access, int c) {
     const auto d_state = get(Whole{}, d_states + c, like);
-    put(access, d_k + c, each_of(get(access, k + c, like), d_state, [&](Vec key, Vec d) {
-          return twice * key * (d - along);
-        }));
+    const auto of_key = each_of(get(access, k + c, like), d_state,
+                                [&](Vec key, Vec d) { return twice * key * (d - along); });
+    if (late == nullptr) {
+      put(access, d_k + c, of_key);
+    } else {
+      put(access, d_k + c,
+          each_of(of_key, get(access, late + c, like), [](Vec x, Vec y) { return x + y; }));
+    }
     put(Whole{}, d_states + c, each_of(d_state, [&](Vec d) { return decay * d; }));
   });
 }
