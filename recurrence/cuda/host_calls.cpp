@@ -170,7 +170,7 @@ void HostCalls::precondition_vjp(Context& context, const Sequences& sequences,
     PreconditionCotangents from = cotangents;
     PreconditionGrads to = grads;
     copies.in({&in.k, &in.target, &in.g, &in.b, &in.center, &in.ridge, &in.initial, &from.out,
-               &from.final, &from.saved});
+               &from.final, &from.saved, &from.k});
     copies.out({&to.k, &to.target, &to.g, &to.b, &to.center, &to.ridge, &to.initial});
     return [=, this](Context& inner) { inner_.precondition_vjp(inner, sequences, in, from, to); };
   });
