@@ -241,12 +241,24 @@ TEST(CapiCuda, ThePreconditionerLeavesItsStatesToTheVjp) {
     grads.target = d_target.tensor();
     grads.g = d_g.tensor();
     grads.center = d_center.tensor();
-    const rankone_call how = {};
-    EXPECT_EQ(rankone_precondition(context, sequences, &in, &to, &how), RANKONE_OK)
-        << rankone_last_error(context);
-    EXPECT_EQ(rankone_precondition_vjp(context, sequences, &in, &from, &grads, &how), RANKONE_OK)
-        << rankone_last_error(context);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const auto call = [&](const auto& function) {
+      std::size_t bytes = 0;
+      rankone_call how = {};
+      how.query = &bytes;
+      EXPECT_EQ(function(&how), RANKONE_OK) << rankone_last_error(context);
+      void* scratch = nullptr;
+      EXPECT_EQ(cudaMalloc(&scratch, bytes + 1), cudaSuccess);
+      how = {nullptr, scratch, bytes, nullptr};
+      EXPECT_EQ(function(&how), RANKONE_OK) << rankone_last_error(context);
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      cudaFree(scratch);
+    };
+    call([&](const rankone_call* how) {
+      return rankone_precondition(context, sequences, &in, &to, how);
+    });
+    call([&](const rankone_call* how) {
+      return rankone_precondition_vjp(context, sequences, &in, &from, &grads, how);
+    });
     return Results{out.get(), d_k.get(), d_target.get(), d_g.get(), d_center.get()};
   };
   const Results with = run(true), without = run(false);
