@@ -64,6 +64,11 @@ void round_to_bf16(const Tensor& tensor) {
 
 constexpr std::string_view kGateNames[] = {"usual", "typical", "strong", "none"};
 
+// Whether both are one, as keys that a mixer ties.
+bool same(const Tensor& one, const Tensor& other) {
+  return one.defined() && one.raw() == other.raw();
+}
+
 }  // namespace
 
 GateChoice parse_gates(const std::string& text) {
@@ -235,9 +240,6 @@ void MixerCall::make_gates(const MixerPreset& preset, GateChoice choice, std::ui
 void MixerCall::make_outputs() {
   two_key_out_.o = like(cotangent_);
   // One gradient for keys that are one, as a training step takes it.
-  const auto same = [](const Tensor& one, const Tensor& other) {
-    return one.defined() && one.raw() == other.raw();
-  };
   const bool made_key = preconditioned_ && !query_side_;
   const Tensor d_e = like(two_key_.e);
   two_key_grads_.q = like(two_key_.q);
@@ -409,7 +411,7 @@ void MixerCall::vjp(Context& context) const {
                           two_key_grads_);
   if (!preconditioned_) return;
   const Tensor& through = query_side_ ? two_key_grads_.q : two_key_grads_.w;
-  const bool erases = two_key_.e.defined() && two_key_.e.raw() == precondition_.k.raw();
+  const bool erases = same(two_key_.e, precondition_.k);
   recurrence::precondition_vjp(
       context, sequences_, precondition_,
       {through, {}, precondition_out_.saved, erases ? two_key_grads_.e : Tensor()},

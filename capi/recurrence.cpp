@@ -69,10 +69,25 @@ recurrence::Longhorn inputs_of(Call& call, const rankone_longhorn_inputs* pointe
   return result;
 }
 
+// How many numbers a forward call of these inputs can leave to its vjp, by `function`.
+template <class Inputs, class Function>
+rankone_status count_saved(rankone_context* context, const char* name,
+                           const rankone_sequences* sequences, const Inputs* inputs,
+                           int64_t* numbers, Function&& function) {
+  size_t workspace_bytes = 0;  // nothing is computed
+  const rankone_call how{nullptr, nullptr, 0, &workspace_bytes};
+  return run(context, name, &how, [&](Call& call) {
+    const auto& cut = call.given("sequences", sequences).sequences;
+    call.given("numbers", numbers);
+    *numbers = function(call.context(), cut, inputs_of(call, inputs));
+  });
+}
+
 }  // namespace
 }  // namespace rankone::capi
 
 using rankone::capi::Call;
+using rankone::capi::count_saved;
 using rankone::capi::inputs_of;
 using rankone::capi::run;
 namespace recurrence = rankone::recurrence;
@@ -92,13 +107,8 @@ rankone_status rankone_two_key(rankone_context* context, const rankone_sequences
 
 rankone_status rankone_two_key_saved(rankone_context* context, const rankone_sequences* sequences,
                                      const rankone_two_key_inputs* inputs, int64_t* numbers) {
-  size_t workspace_bytes = 0;  // nothing is computed
-  const rankone_call how{nullptr, nullptr, 0, &workspace_bytes};
-  return run(context, "rankone_two_key_saved", &how, [&](Call& call) {
-    const auto& cut = call.given("sequences", sequences).sequences;
-    call.given("numbers", numbers);
-    *numbers = recurrence::two_key_saved(call.context(), cut, inputs_of(call, inputs));
-  });
+  return count_saved(context, "rankone_two_key_saved", sequences, inputs, numbers,
+                     recurrence::two_key_saved);
 }
 
 rankone_status rankone_two_key_vjp(rankone_context* context, const rankone_sequences* sequences,
@@ -164,13 +174,8 @@ rankone_status rankone_precondition_saved(rankone_context* context,
                                           const rankone_sequences* sequences,
                                           const rankone_precondition_inputs* inputs,
                                           int64_t* numbers) {
-  size_t workspace_bytes = 0;  // nothing is computed
-  const rankone_call how{nullptr, nullptr, 0, &workspace_bytes};
-  return run(context, "rankone_precondition_saved", &how, [&](Call& call) {
-    const auto& cut = call.given("sequences", sequences).sequences;
-    call.given("numbers", numbers);
-    *numbers = recurrence::precondition_saved(call.context(), cut, inputs_of(call, inputs));
-  });
+  return count_saved(context, "rankone_precondition_saved", sequences, inputs, numbers,
+                     recurrence::precondition_saved);
 }
 
 rankone_status rankone_precondition_vjp(rankone_context* context,

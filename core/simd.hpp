@@ -83,16 +83,23 @@ inline Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 inline Vec vmax(Vec a, Vec b) { return select(a > b, a, b); }
 inline Vec vmin(Vec a, Vec b) { return select(a < b, a, b); }
 
+// x = n ln 2 + r with a whole n and |r| <= ln 2 / 2.
+struct ExpReduced {
+  Vec r, n;
+};
+inline ExpReduced exp_reduced(Vec x) {
+  const Vec magic = splat(12582912.0F);  // adding 1.5 * 2^23 rounds to the nearest integer
+  const Vec rounded = x * splat(1.44269504F) + magic;
+  const Vec n = rounded - magic;
+  return {(x - n * splat(0.693359375F)) + n * splat(2.12194440e-4F), n};
+}
+
 // e^x = p 2^n for x in [-87.33654, 88.722839] or NaN, with n a whole number in [-126, 128].
 struct ExpParts {
   Vec p, n;
 };
 inline ExpParts exp_parts(Vec x) {
-  // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to the nearest integer.
-  const Vec magic = splat(12582912.0F);
-  const Vec rounded = x * splat(1.44269504F) + magic;
-  const Vec n = rounded - magic;
-  const Vec r = (x - n * splat(0.693359375F)) + n * splat(2.12194440e-4F);
+  const auto [r, n] = exp_reduced(x);
   Vec p = splat(1.9875691500e-4F);
   p = p * r + splat(1.3981999507e-3F);
   p = p * r + splat(8.3334519073e-3F);

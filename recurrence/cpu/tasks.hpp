@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "core/context.hpp"
+#include "recurrence/cpu/kernels.hpp"
 
 namespace rankone::recurrence::cpu {
 
@@ -40,6 +41,10 @@ class FlushDenormals {
 // Results of more than this have left the second cache before anything reads them, so lines that
 // are written once and whole go past the caches: they need not be read first.
 inline constexpr std::size_t kStreamed = std::size_t{4} << 20;
+// Whether rows that begin at `to`, `row` floats apart, are whole lines.
+inline bool whole_lines(const float* to, Index row) {
+  return reinterpret_cast<std::uintptr_t>(to) % (kLine * sizeof(float)) == 0 && row % kLine == 0;
+}
 // Behind what a task has streamed, before other threads read it.
 inline void stream_end() {
 #if defined(__x86_64__)

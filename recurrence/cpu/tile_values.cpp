@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "recurrence/cpu/tasks.hpp"
+
 namespace rankone::recurrence::cpu {
 namespace {
 
@@ -58,8 +60,6 @@ void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int colu
   packed_ = whole == n;
   // Whole tiles of outputs go to their place at once.
   const bool direct = whole == kChunk && columns % kTileInner == 0;
-  const bool lines = reinterpret_cast<std::uintptr_t>(o) % (kLine * sizeof(float)) == 0 &&
-                     rows.value_row % kLine == 0;
   tiles_.product({.a = chunk.seen,
                   .b = updates,
                   .c = direct ? o : output_,
@@ -69,7 +69,7 @@ void TileValues::outputs(const TileChunk& chunk, const ChunkRows& rows, int colu
                   .from = live ? output_ : nullptr,
                   .from_row = row,
                   .scale = chunk.query_factor,
-                  .stream = stream && direct && lines});
+                  .stream = stream && direct && whole_lines(o, rows.value_row)});
   if (direct) return;
   if (whole < n) {
     chunk.seen_values(n, square_);

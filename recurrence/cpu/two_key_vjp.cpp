@@ -3,7 +3,6 @@
 #endif
 
 #include <algorithm>
-#include <cstdint>
 
 #include "recurrence/cpu/cpu_backend.hpp"
 #include "recurrence/cpu/tasks.hpp"
@@ -111,9 +110,7 @@ void put_rows(const Tensor& gradient, Index offset, Index stride, const float* f
   if (!gradient.defined()) return;
   float* to = gradient.data<float>() + offset;
 #if defined(__x86_64__)
-  const bool lines = reinterpret_cast<std::uintptr_t>(to) % (kLine * sizeof(float)) == 0 &&
-                     stride % kLine == 0 && columns % kLine == 0;
-  if (stream && lines && !add) {
+  if (stream && !add && whole_lines(to, stride) && columns % kLine == 0) {
     for (int i = 0; i < rows; ++i, to += stride, from += from_row) {
       for (int c = 0; c < columns; c += 4) _mm_stream_ps(to + c, _mm_loadu_ps(from + c));
     }

@@ -17,6 +17,7 @@
 #include "tests/cases/compare.hpp"
 #include "tests/cases/plain.hpp"
 #include "tests/cases/tensors.hpp"
+#include "tests/recurrence/tile_units.hpp"
 
 namespace rankone::test {
 namespace {
@@ -24,54 +25,9 @@ namespace {
 using recurrence::TwoKeyGrads;
 using recurrence::TwoKeyOut;
 using recurrence::cpu::Into;
-using recurrence::cpu::kTileHalves;
 using recurrence::cpu::TileKernels;
 using recurrence::cpu::TileMatrix;
 using Shape = recurrence::cpu::TileProduct::Shape;
-
-struct Unit {
-  const char* name;
-  const TileKernels* kernels;
-};
-
-// Every implementation that this machine can run.
-std::vector<Unit> units() {
-  std::vector<Unit> list = {{"baseline", &recurrence::cpu::amx_baseline::kTileKernels}};
-#if defined(__x86_64__)
-  if (best_isa() == Isa::avx512 && __builtin_cpu_supports("avx512bf16") != 0) {
-    list.push_back({"avx512", &recurrence::cpu::amx_emulated::kTileKernels});
-  }
-  if (tile_unit() == TileUnit::amx) list.push_back({"amx", &recurrence::cpu::amx::kTileKernels});
-#endif
-  return list;
-}
-
-class Tiles {
- public:
-  Tiles(int outer, int inner, int parts)
-      : words_(static_cast<std::size_t>(outer) * inner * parts * kTileHalves + 32, 0xffff) {
-    matrix.data = words_.data();
-    while (reinterpret_cast<std::uintptr_t>(matrix.data) % 64 != 0) ++matrix.data;
-    matrix.outer = outer;
-    matrix.inner = inner;
-    matrix.parts = parts;
-  }
-  double row_value(int row, int column, int part) const {
-    return word(part, row / 16, column / 32, row % 16 * 32 + column % 32);
-  }
-  double pair_value(int row, int column, int part) const {
-    return word(part, column / 16, row / 32, row % 32 / 2 * 32 + column % 16 * 2 + row % 2);
-  }
-  TileMatrix matrix;
-
- private:
-  double word(int part, int outer, int inner, int at) const {
-    const std::uint16_t* tile =
-        matrix.data + part * matrix.part_size() + (outer * matrix.inner + inner) * kTileHalves;
-    return to_float(bf16{tile[at]});
-  }
-  std::vector<std::uint16_t> words_;
-};
 
 bool same_words(const TileMatrix& a, const TileMatrix& b) {
   const std::size_t bytes = static_cast<std::size_t>(a.part_size()) * a.parts * 2;

@@ -11,50 +11,18 @@
 #include "recurrence/cpu/tiles.hpp"
 #include "tests/cases/compare.hpp"
 #include "tests/cases/tensors.hpp"
+#include "tests/recurrence/tile_units.hpp"
 
 namespace rankone::test {
 namespace {
 
-using recurrence::cpu::kTileHalves;
-using recurrence::cpu::TileKernels;
-using recurrence::cpu::TileMatrix;
 using recurrence::cpu::TilePack;
 using recurrence::cpu::TileProduct;
-
-std::vector<const TileKernels*> units() {
-  std::vector<const TileKernels*> list = {&recurrence::cpu::amx_baseline::kTileKernels};
-#if defined(__x86_64__)
-  if (best_isa() == Isa::avx512 && __builtin_cpu_supports("avx512bf16") != 0) {
-    list.push_back(&recurrence::cpu::amx_emulated::kTileKernels);
-  }
-  if (tile_unit() == TileUnit::amx) list.push_back(&recurrence::cpu::amx::kTileKernels);
-#endif
-  return list;
-}
-
-class Tiles {
- public:
-  Tiles(int outer, int inner, int parts)
-      : words_(static_cast<std::size_t>(outer) * inner * parts * kTileHalves + 32, 0xffff) {
-    matrix.data = words_.data();
-    while (reinterpret_cast<std::uintptr_t>(matrix.data) % 64 != 0) ++matrix.data;
-    matrix.outer = outer;
-    matrix.inner = inner;
-    matrix.parts = parts;
-  }
-  std::vector<std::uint16_t> words() const {
-    return {matrix.data, matrix.data + matrix.part_size() * matrix.parts};
-  }
-  TileMatrix matrix;
-
- private:
-  std::vector<std::uint16_t> words_;
-};
 
 TEST(CpuTileSums, DotsOfRows) {
   Random random(21);
   const Tensor left = normal({70, 130}, random), right = normal({70, 140}, random);
-  for (const TileKernels* k : units()) {
+  for (const auto& [name, k] : units()) {
     for (const int rows : {1, 16, 37, 64}) {
       for (const int columns : {1, 31, 128}) {
         std::vector<float> out(static_cast<std::size_t>(rows) + 1, 7.0F);
@@ -85,7 +53,7 @@ TEST(CpuTileSums, CrossingPairs) {
     for (int i = 0; i < n; ++i) {
       for (int j = i; j < kRow; ++j) at(1)[i * kRow + j] = at(3)[i * kRow + j] = NAN;
     }
-    for (const TileKernels* k : units()) {
+    for (const auto& [name, k] : units()) {
       for (const bool reads : {false, true}) {
         std::vector<float> inside(static_cast<std::size_t>(n));
         k->crossing({at(0), at(1), reads ? at(2) : nullptr, at(3), kRow, n, inside.data()});
@@ -112,7 +80,7 @@ TEST(CpuTileDecays, BothWays) {
   constexpr int kChannels = 75, kRow = 80;
   Tensor gates = filled({64, kChannels}, [&] { return -random.uniform(0, 1.5); });
   std::vector<float> from_start(64 * kRow), back(64 * kRow);
-  for (const TileKernels* k : units()) {
+  for (const auto& [name, k] : units()) {
     const auto mild = [&] {
       return k->channel_decay(
           {gates.data<float>(), kChannels, 64, kChannels, kRow, from_start.data(), back.data()});
@@ -144,7 +112,7 @@ TEST(CpuTileProducts, OldValuesJoin) {
   const Tensor left = normal({64, 64}, random), right = normal({64, 96}, random);
   const Tensor old = normal({64, 100}, random);
   const Tensor scale = normal({64}, random);
-  for (const TileKernels* k : units()) {
+  for (const auto& [name, k] : units()) {
     Tiles a(4, 2, 2), b(6, 2, 2);
     k->pack_rows({a.matrix, left.data<float>(), 64, 64, 64});
     k->pack_pairs({b.matrix, right.data<float>(), 96, 64, 96});

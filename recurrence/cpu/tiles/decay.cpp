@@ -30,10 +30,7 @@ struct BothWays {
   Vec decay, back;
 };
 inline BothWays exp_both(Vec x) {
-  const Vec magic = splat(12582912.0F);
-  const Vec rounded = x * splat(1.44269504F) + magic;
-  const Vec n = rounded - magic;
-  const Vec r = (x - n * splat(0.693359375F)) + n * splat(2.12194440e-4F);
+  const auto [r, n] = exp_reduced(x);
   const Vec square = r * r;
   Vec even = splat(1.3981999507e-3F);
   even = even * square + splat(4.1665795894e-2F);

@@ -4,13 +4,6 @@
 #include "recurrence/cpu/tiles/declarations.hpp"
 
 namespace rankone::recurrence::cpu::RANKONE_ISA {
-namespace {
-
-inline Vec load_first(const float* from, int count) {
-  return count >= kLanes ? load(from) : load_part(from, count);
-}
-
-}  // namespace
 
 // As many rows at a time as a vector has lanes, so that their sums over lanes are taken together.
 void row_dots(const TileRowDots& d) {
@@ -47,7 +40,7 @@ void crossing(const TileCrossing& d) {
       Vec value = load(below + j) + load(d.d_seen + at + j) * load(d.seen + at + j);
       if (d.d_read != nullptr) value += load(d.d_read + at + j) * load(d.read + at + j);
       store(below + j, value);
-      inside += t - j >= kLanes ? value : load_first(below + j, t - j);
+      inside += t - j >= kLanes ? value : load_part(below + j, t - j);
     }
     d.inside[t] = sum(inside);
   }
