@@ -16,13 +16,15 @@
 namespace rankone::test {
 namespace {
 
+using recurrence::cpu::TileKernels;
 using recurrence::cpu::TilePack;
 using recurrence::cpu::TileProduct;
 
 TEST(CpuTileSums, DotsOfRows) {
   Random random(21);
   const Tensor left = normal({70, 130}, random), right = normal({70, 140}, random);
-  for (const auto& [name, k] : units()) {
+  for (const Unit& unit : units()) {
+    const TileKernels* const k = unit.kernels;
     for (const int rows : {1, 16, 37, 64}) {
       for (const int columns : {1, 31, 128}) {
         std::vector<float> out(static_cast<std::size_t>(rows) + 1, 7.0F);
@@ -53,7 +55,8 @@ TEST(CpuTileSums, CrossingPairs) {
     for (int i = 0; i < n; ++i) {
       for (int j = i; j < kRow; ++j) at(1)[i * kRow + j] = at(3)[i * kRow + j] = NAN;
     }
-    for (const auto& [name, k] : units()) {
+    for (const Unit& unit : units()) {
+      const TileKernels* const k = unit.kernels;
       for (const bool reads : {false, true}) {
         std::vector<float> inside(static_cast<std::size_t>(n));
         k->crossing({at(0), at(1), reads ? at(2) : nullptr, at(3), kRow, n, inside.data()});
@@ -80,7 +83,8 @@ TEST(CpuTileDecays, BothWays) {
   constexpr int kChannels = 75, kRow = 80;
   Tensor gates = filled({64, kChannels}, [&] { return -random.uniform(0, 1.5); });
   std::vector<float> from_start(64 * kRow), back(64 * kRow);
-  for (const auto& [name, k] : units()) {
+  for (const Unit& unit : units()) {
+    const TileKernels* const k = unit.kernels;
     const auto mild = [&] {
       return k->channel_decay(
           {gates.data<float>(), kChannels, 64, kChannels, kRow, from_start.data(), back.data()});
@@ -112,7 +116,8 @@ TEST(CpuTileProducts, OldValuesJoin) {
   const Tensor left = normal({64, 64}, random), right = normal({64, 96}, random);
   const Tensor old = normal({64, 100}, random);
   const Tensor scale = normal({64}, random);
-  for (const auto& [name, k] : units()) {
+  for (const Unit& unit : units()) {
+    const TileKernels* const k = unit.kernels;
     Tiles a(4, 2, 2), b(6, 2, 2);
     k->pack_rows({a.matrix, left.data<float>(), 64, 64, 64});
     k->pack_pairs({b.matrix, right.data<float>(), 96, 64, 96});
