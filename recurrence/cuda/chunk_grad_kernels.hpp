@@ -18,17 +18,21 @@ inline int grad_shared_bytes(GateKind gate, int columns, int stages) {
 template <class Format, class Engine, int Columns, bool Totals>
 __global__ void __launch_bounds__(kGradThreads, 1)
     grad_scalar_kernel(const __grid_constant__ GradCall call) {
-  GradScalar<Format, Engine, Columns, Totals> head(call);
-  work_off<Format, Engine, Columns>(call, head, shared_memory(),
-                                    shared_memory() + GradShared<Columns>::kStages);
+  if constexpr (kRunsHere<Engine>) {
+    GradScalar<Format, Engine, Columns, Totals> head(call);
+    work_off<Format, Engine, Columns>(call, head, shared_memory(),
+                                      shared_memory() + GradShared<Columns>::kStages);
+  }
 }
 
 template <class Format, class Engine, bool Totals>
 __global__ void __launch_bounds__(kGradThreads, 1)
     grad_channel_kernel(const __grid_constant__ GradCall call) {
-  GradChannel<Format, Totals> head(call);
-  work_off<Format, Engine, 64>(call, head, shared_memory(),
-                               shared_memory() + ChannelShared::kStages);
+  if constexpr (kRunsHere<Engine>) {
+    GradChannel<Format, Totals> head(call);
+    work_off<Format, Engine, 64>(call, head, shared_memory(),
+                                 shared_memory() + ChannelShared::kStages);
+  }
 }
 
 template <class Format, class Engine>
@@ -54,13 +58,17 @@ void start_grad(const GradCall& call, int columns, std::int64_t blocks, void* st
 template <class Format, int Columns, int Tiles, bool Delta, bool Tied>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     grad_stream_kernel(const __grid_constant__ StreamCall call) {
-  GradStream<Format, WgmmaEngine<Format>, Columns, Tiles, Delta, Tied>(call).run();
+  if constexpr (kHopper) {
+    GradStream<Format, WgmmaEngine<Format>, Columns, Tiles, Delta, Tied>(call).run();
+  }
 }
 
 template <class Format, bool Delta, bool Tied, bool Blocks>
 __global__ void __launch_bounds__(kAnchoredThreads, kAnchoredBlocks)
     grad_anchored_kernel(const __grid_constant__ StreamCall call) {
-  GradAnchored<Format, WgmmaEngine<Format>, Delta, Tied, Blocks>(call).run();
+  if constexpr (kHopper) {
+    GradAnchored<Format, WgmmaEngine<Format>, Delta, Tied, Blocks>(call).run();
+  }
 }
 
 inline StreamCall with_tensors(const GradCall& grad) {

@@ -17,7 +17,8 @@ template <class Format, int DK, int N, bool Scaled, bool Delta>
 __global__ void __launch_bounds__(NarrowBack<DK, N, Scaled, Delta>::kThreads, 1)
     narrow_back_kernel(const __grid_constant__ NarrowBackward back,
                        const __grid_constant__ NarrowForward forward) {
-  if (blockIdx.x < back.blocks) {
+  if constexpr (!kHopper) {
+  } else if (blockIdx.x < back.blocks) {
     scan_narrow_back<Format, DK, N, Scaled, Delta>(back, blockIdx.x);
   } else {
     scan_narrow<Format, DK, N, Scaled, Delta>(forward, blockIdx.x - back.blocks);

@@ -84,20 +84,23 @@ constexpr int kBulkThreads = kTeam + 32;
 template <class Format, int Columns, bool Delta, bool Separate, bool Lean>
 __global__ void __launch_bounds__(kBulkThreads, PrepShape<Columns, Delta, Separate, Lean>::kBlocks)
     prepare_scalar_bulk(const __grid_constant__ ScalarCall c) {
-  using S = PrepShape<Columns, Delta, Separate, Lean>;
-  auto& shared = *reinterpret_cast<typename S::Shared*>(shared_memory());
-  if (threadIdx.x == 0) shared.begin();
-  __syncthreads();
-  PrepTurns turns = c.turns;
-  turns.first = blockIdx.x;
-  turns.step = gridDim.x;
-  if (warp_number() == 4) {
-    // The tiles of all blocks would arrive at the same time: let those of one in three come first.
-    if (turns.end > gridDim.x) pause((Lean ? 450 : 900) * (blockIdx.x * S::kBlocks / gridDim.x));
-    return feed_team<Format, Columns, Delta, Separate, Lean>(
-        c.chunk, {&c.query, &c.write, &c.erase}, turns, shared);
+  if constexpr (kHopper) {
+    using S = PrepShape<Columns, Delta, Separate, Lean>;
+    auto& shared = *reinterpret_cast<typename S::Shared*>(shared_memory());
+    if (threadIdx.x == 0) shared.begin();
+    __syncthreads();
+    PrepTurns turns = c.turns;
+    turns.first = blockIdx.x;
+    turns.step = gridDim.x;
+    if (warp_number() == 4) {
+      // The tiles of all blocks would arrive at the same time: let those of one in three come
+      // first.
+      if (turns.end > gridDim.x) pause((Lean ? 450 : 900) * (blockIdx.x * S::kBlocks / gridDim.x));
+      return feed_team<Format, Columns, Delta, Separate, Lean>(
+          c.chunk, {&c.query, &c.write, &c.erase}, turns, shared);
+    }
+    work_team<Format, Columns, Delta, Separate, Lean>(c.chunk, turns, shared, kWorkers);
   }
-  work_team<Format, Columns, Delta, Separate, Lean>(c.chunk, turns, shared, kWorkers);
 }
 
 // Lean records of additive calls are numbers alone: a warp for each.

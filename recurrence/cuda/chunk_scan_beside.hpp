@@ -36,15 +36,17 @@ template <class Format, int DK, class Engine>
 __global__ void __launch_bounds__(ScanBlock<Engine>::kMakingThreads, 1)
     scan_beside_kernel(const __grid_constant__ ScanForward scan, const PrepTurns turns,
                        std::uint32_t scan_blocks) {
-  if (blockIdx.x < scan_blocks) {
-    return scan_forward<Format, DK, false, true, true, Engine, true, true>(scan, blockIdx.x);
-  }
-  const KeyMaps maps{&scan.tensors.query, &scan.tensors.write, &scan.tensors.erase};
-  const std::uint32_t block = blockIdx.x - scan_blocks, blocks = gridDim.x - scan_blocks;
-  if (scan.chunk.call.same_key) {
-    prepare_beside<Format, DK, false>(scan.chunk, maps, turns, block, blocks);
-  } else {
-    prepare_beside<Format, DK, true>(scan.chunk, maps, turns, block, blocks);
+  if constexpr (kRunsHere<Engine>) {
+    if (blockIdx.x < scan_blocks) {
+      return scan_forward<Format, DK, false, true, true, Engine, true, true>(scan, blockIdx.x);
+    }
+    const KeyMaps maps{&scan.tensors.query, &scan.tensors.write, &scan.tensors.erase};
+    const std::uint32_t block = blockIdx.x - scan_blocks, blocks = gridDim.x - scan_blocks;
+    if (scan.chunk.call.same_key) {
+      prepare_beside<Format, DK, false>(scan.chunk, maps, turns, block, blocks);
+    } else {
+      prepare_beside<Format, DK, true>(scan.chunk, maps, turns, block, blocks);
+    }
   }
 }
 

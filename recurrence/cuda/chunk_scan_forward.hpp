@@ -207,13 +207,12 @@ __device__ __forceinline__ void store_state(const float (&state)[DK / 2], const 
 // Carries a state from the start of the second segment to that of the task's: S_{s+1} = M_s S_s +
 // H_s. Both sides of the product are two bf16 numbers each, the low ones multiplied with the high
 // ones only: what is left out is 2^-16 of a product, far below the rounding of the state in a
-// chunk. Made: other warps take the turns of the stages too.
-template <int DK, bool Made, class Turns>
+// chunk. Made: other warps take the turns of the stages too. Engine: of bf16.
+template <class Engine, int DK, bool Made, class Turns>
 __device__ __forceinline__ void carry_state(float (&state)[DK / 2], const ScanForward& scan,
                                             const ScanTask& task, int maps, Turns& turns,
                                             const unsigned char* shared, int bytes,
                                             std::int64_t head, int column) {
-  using Engine = WgmmaEngine<bf16>;
   using Map = Tile<64, DK, false>;
   const TwoKeyCall& call = scan.chunk.call;
 #pragma unroll 1
@@ -304,8 +303,8 @@ __device__ __forceinline__ void scan_forward(const ScanForward& scan, std::int64
   turns.first(maps > 0 || task.end > task.begin);
   if constexpr (kCarries) {
     const StatePlace place(call, task, group);
-    carry_state<DK, kMakes>(state, scan, task, maps, turns, shared, bytes, place.head,
-                            place.column);
+    carry_state<WgmmaEngine<bf16>, DK, kMakes>(state, scan, task, maps, turns, shared, bytes,
+                                               place.head, place.column);
   }
   for (int index = task.begin; index < task.end; ++index) {
     unsigned char* const stage = shared + turns.stage() * bytes;

@@ -17,7 +17,9 @@ template <class Format, int DK, bool Scaled, bool Delta, bool Output, class Engi
           bool Pairs>
 __global__ void __launch_bounds__((kScanThreads<Engine, Lean && Output && Pairs>), 1)
     scan_kernel(const __grid_constant__ ScanForward scan) {
-  scan_forward<Format, DK, Scaled, Delta, Output, Engine, Lean, Pairs>(scan, blockIdx.x);
+  if constexpr (kRunsHere<Engine>) {
+    scan_forward<Format, DK, Scaled, Delta, Output, Engine, Lean, Pairs>(scan, blockIdx.x);
+  }
 }
 
 // The first blocks scan, with outputs, the others make maps.
@@ -25,7 +27,8 @@ template <class Format, int DK, bool Scaled, bool Delta, class Engine, bool Lean
 __global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
     scan_lead_kernel(const __grid_constant__ ScanForward lead,
                      const __grid_constant__ ScanForward maps, std::int64_t lead_blocks) {
-  if (blockIdx.x < lead_blocks) {
+  if constexpr (!kRunsHere<Engine>) {
+  } else if (blockIdx.x < lead_blocks) {
     scan_forward<Format, DK, Scaled, Delta, true, Engine, Lean, false>(lead, blockIdx.x);
   } else {
     scan_forward<Format, DK, Scaled, Delta, false, Engine, Lean, false>(maps,
@@ -38,7 +41,8 @@ template <class Format, int DK, bool Scaled, bool Delta, class Engine>
 __global__ void __launch_bounds__(ScanBlock<Engine>::kThreads, 1)
     scan_back_kernel(const __grid_constant__ ScanBackward back,
                      const __grid_constant__ ScanForward forward) {
-  if (blockIdx.x < back.blocks) {
+  if constexpr (!kRunsHere<Engine>) {
+  } else if (blockIdx.x < back.blocks) {
     scan_backward<Format, DK, Scaled, Delta, Engine>(back, blockIdx.x);
   } else {
     scan_forward<Format, DK, Scaled, Delta, false, Engine, false, false>(forward,

@@ -207,7 +207,8 @@ __device__ __forceinline__ void carry(const Boundaries& call, std::int64_t block
 template <int DK, bool Bulk>
 __global__ void __launch_bounds__(kThreads, 1)
     segment_boundaries(const __grid_constant__ Boundaries call, std::int64_t half) {
-  if (blockIdx.x < half) {
+  if constexpr (Bulk && !kHopper) {
+  } else if (blockIdx.x < half) {
     carry<DK, Bulk, false>(call, blockIdx.x);
   } else {
     carry<DK, Bulk, true>(call, blockIdx.x - half);

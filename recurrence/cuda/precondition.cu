@@ -85,12 +85,13 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) scan_states(Precondit
 
 // ---- The rows ----------------------------------------------------------------------------------
 
-template <class L, PreconditionerKind Kind, bool Tied>
+template <class L, PreconditionerKind Kind>
 __global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(PreconditionCall call) {
   constexpr int kSize = L::kSize, kGroup = Chunk<L>::kGroup;
   const Chunk<L> chunk(call, blockIdx.x);
-  typename Lane<L>::Row next[kGroup];  // rows of another target than k
-  if constexpr (!Tied) chunk.read_group(next, call.target, 0);
+  const bool tied = call.target.data == call.k.data;
+  typename Lane<L>::Row next[kGroup] = {};  // rows of another target than k
+  if (!tied) chunk.read_group(next, call.target, 0);
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.load_gates();
   chunk.sum_rows();
@@ -104,11 +105,9 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(Preconditio
     float decays[kGroup], gains[kGroup], targets[kGroup][kSize];
     chunk.load_group(decays, chunk.shared.decay, first);
     chunk.load_group(gains, chunk.shared.gain, first);
-    if constexpr (!Tied) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) chunk.lane.get(targets[i], next[i]);
-      chunk.read_group(next, call.target, first + kGroup);
-    }
+    for (int i = 0; i < kGroup; ++i) chunk.lane.get(targets[i], next[i]);
+    if (!tied) chunk.read_group(next, call.target, first + kGroup);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       float k[kSize];
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) emit_rows(Preconditio
 #pragma unroll
       for (int c = 0; c < kSize; ++c) {
         state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
-        k[c] = factor.value(state[c], c) * (Tied ? k[c] : targets[i][c]);
+        k[c] = factor.value(state[c], c) * (tied ? k[c] : targets[i][c]);
       }
       if (first + i < chunk.count) chunk.lane.store_row(row, k);
       row += chunk.stride();
@@ -205,11 +204,9 @@ void launch_precondition(const PreconditionCall& call, void* stream) {
   }
   choose(call, in_words(call.d_k, call.k, call.target, call.out), [&]<class L>() {
     using Kind = PreconditionerKind;
-    const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;
     const auto kernel = call.out.data == nullptr ? scan_states<L>
-                        : !atk                   ? emit_rows<L, Kind::atq, false>
-                        : tied                   ? emit_rows<L, Kind::atk, true>
-                                                 : emit_rows<L, Kind::atk, false>;
+                        : call.kind == Kind::atk ? emit_rows<L, Kind::atk>
+                                                 : emit_rows<L, Kind::atq>;
     rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
                           Shared<L>::bytes(call.d_k, false), stream, call);
   });

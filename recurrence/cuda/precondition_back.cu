@@ -63,7 +63,7 @@ __device__ __forceinline__ void put_partials(const Chunk<L>& chunk, const Precon
 //     dk^ = 2 b k^ lambda;   db = sum k^^2 lambda;   dg = exp(g) sum lambda A_{t-1}
 //     lambda <- exp(g) lambda
 // and, through the norm, dk = (2 b / |k|^2) k (lambda - db).
-template <class L, PreconditionerKind Kind, bool Tied>
+template <class L, PreconditionerKind Kind>
 __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
     emit_rows_back(PreconditionCall call, PreconditionBack back) {
   constexpr int kRows = L::kRows, kSize = L::kSize, kGroup = Chunk<L>::kGroup;
@@ -71,9 +71,10 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
   // The last chunks first: the others wait for them.
   const Chunk<L> chunk(call, gridDim.x - 1 - blockIdx.x);
   const auto& shared = chunk.shared;
-  typename Lane<L>::Row d_next[kGroup], next[kGroup];
+  const bool tied = call.target.data == call.k.data;
+  typename Lane<L>::Row d_next[kGroup], next[kGroup] = {};  // rows of another target than k
   chunk.read_group(d_next, back.d_out, 0);
-  if constexpr (!Tied) chunk.read_group(next, call.target, 0);
+  if (!tied) chunk.read_group(next, call.target, 0);
   chunk.look_back(call.scan, false).load_decays(chunk.window(false));
   chunk.look_back(back.scan, true).load_decays(chunk.window(true));
   chunk.load_gates();
@@ -97,11 +98,11 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       chunk.lane.get(d_targets[i], d_next[i]);
-      if constexpr (!Tied) chunk.lane.get(targets[i], next[i]);
+      chunk.lane.get(targets[i], next[i]);
     }
     if (first + kGroup < kRows) {
       chunk.read_group(d_next, back.d_out, first + kGroup);
-      if constexpr (!Tied) chunk.read_group(next, call.target, first + kGroup);
+      if (!tied) chunk.read_group(next, call.target, first + kGroup);
     }
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocksBack)
 #pragma unroll
       for (int c = 0; c < kSize; ++c) {
         state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
-        factor.back(state[c], c, Tied ? k[c] : targets[i][c], d_targets[i][c], lambdas[r][c],
+        factor.back(state[c], c, tied ? k[c] : targets[i][c], d_targets[i][c], lambdas[r][c],
                     d_parameter[c]);
       }
       if (r >= stored) continue;
@@ -211,10 +212,14 @@ __device__ __forceinline__ float state_before(const Chunk& chunk) {
   return call.initial != nullptr ? call.initial[chunk.sequence_state(slot)] : 0.0F;
 }
 
-// As emit_rows_back(), in units of Factor::power. Kept: call.states are there. Adds: something is
-// added to the gradient of k.
-template <class F, bool Normalize, bool Kept, bool Adds>
-__global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
+// Whether something is added to the gradient of k.
+__host__ __device__ bool adds_to_keys(const PreconditionBack& back) {
+  return back.joined || back.other.data != nullptr;
+}
+
+// As emit_rows_back(), in units of Factor::power. Kept: call.states are there.
+template <class F, bool Kept>
+__global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
     emit_rows_back_wide(PreconditionCall call, PreconditionBack back) {
   namespace wide = precondition_wide;
   constexpr int kThreads = kWideThreads<Kept>, kRows = wide::Segments<kThreads>::kRows;
@@ -223,15 +228,14 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
   // The last chunks first: the others wait for them.
   const wide::Chunk<F, kThreads> chunk(call, gridDim.x - 1 - blockIdx.x);
   const auto& shared = chunk.shared;
+  const bool adds = adds_to_keys(back);
   chunk.copy_rows(shared.keys, call.k);
   rankone::cuda::copy_commit();
   wide::Word<F> d_next[kGroup];
   chunk.read_rows(d_next, back.d_out, 0);
   const auto gates = chunk.read_gates();
-  if constexpr (Adds) {
-    chunk.copy_rows(shared.added, back.other);
-    rankone::cuda::copy_commit();
-  }
+  if (adds) chunk.copy_rows(shared.added, back.other);
+  rankone::cuda::copy_commit();
   const int slot = static_cast<int>(threadIdx.x);
   float before = 0.0F;
   if (Kept && slot < kWidth) before = call.states[chunk.chunk_state(slot)];
@@ -242,7 +246,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
     __syncthreads();
     before = state_before(chunk);
   }
-  rankone::cuda::copy_wait<Adds ? 1 : 0>();
+  rankone::cuda::copy_wait<1>();
   chunk.put_gates(gates, key);
   chunk.sum_rows(key);
   if (kThreads == kWidth || slot < kWidth) chunk.spread(slot, false, before);
@@ -274,7 +278,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
         state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
       }
       factor.back(state, k, d, lambdas[r]);
-      if (Adds && back.joined) {
+      if (back.joined) {
         F* const added = chunk.own_row(shared.added, r);
         float more[kSize];
         load(more, added);
@@ -338,16 +342,14 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
       d_decay[r] += lambda * earlier[c];
       lambdas[r][c] = twice * turned;
     }
-    if constexpr (Adds) {
+    if (adds) {
       float more[kSize];
       load(more, chunk.own_row(shared.added, r));
 #pragma unroll
       for (int c = 0; c < kSize; ++c) lambdas[r][c] += more[c];
     }
-    if constexpr (!Normalize) {
-      wide::store_if(r < keys, row, lambdas[r]);
-      row -= chunk.stride();
-    }
+    wide::store_if(r < keys && !call.normalize, row, lambdas[r]);
+    row -= chunk.stride();
     through *= decay[r];
   }
   const int own = chunk.lane / chunk.kRowLanes;
@@ -358,8 +360,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
     store(back.d_b, chunk.gate_at(own), of_gain);
     store(back.d_g, chunk.gate_at(own), of_decay);
   }
-  if constexpr (Normalize) {
-    row -= (kRows - 1) * chunk.stride();
+  if (call.normalize) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float along = __shfl_sync(0xffffffffU, of_gain, chunk.kRowLanes * r, wide::kLanes);
@@ -368,29 +369,25 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
       key(r, k);
 #pragma unroll
       for (int c = 0; c < kSize; ++c) lambdas[r][c] -= radial * k[c];
-      wide::store_if(r < keys, row, lambdas[r]);
       row += chunk.stride();
+      wide::store_if(r < keys, row, lambdas[r]);
     }
   }
 }
 
-template <class F, bool Kept, bool Adds>
+template <class F, bool Kept>
 void launch_wide(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
-  const auto kernel = call.normalize ? emit_rows_back_wide<F, true, Kept, Adds>
-                                     : emit_rows_back_wide<F, false, Kept, Adds>;
   constexpr int kThreads = kWideThreads<Kept>;
-  rankone::cuda::launch(kernel, call.rows.chunks * call.heads, kThreads,
-                        precondition_wide::Shared<F, kThreads>::bytes(true, Adds), stream, call,
-                        back);
+  rankone::cuda::launch(emit_rows_back_wide<F, Kept>, call.rows.chunks * call.heads, kThreads,
+                        precondition_wide::Shared<F, kThreads>::bytes(true, adds_to_keys(back)),
+                        stream, call, back);
 }
 
 template <class L>
 void launch_any(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
   using Kind = PreconditionerKind;
-  const bool atk = call.kind == Kind::atk, tied = call.target.data == call.k.data;
-  const auto kernel = !atk   ? emit_rows_back<L, Kind::atq, false>
-                      : tied ? emit_rows_back<L, Kind::atk, true>
-                             : emit_rows_back<L, Kind::atk, false>;
+  const auto kernel =
+      call.kind == Kind::atk ? emit_rows_back<L, Kind::atk> : emit_rows_back<L, Kind::atq>;
   rankone::cuda::launch(kernel, call.rows.chunks * call.heads, L::kThreads,
                         Shared<L>::bytes(call.d_k, true), stream, call, back);
 }
@@ -402,10 +399,7 @@ void launch_precondition_back(const PreconditionCall& call, const PreconditionBa
   if (precondition_wide::fits(call, back.d_out, back.other, back.d_k, back.d_target)) {
     precondition_wide::with_format(call, [&](auto format) {
       using F = decltype(format);
-      const bool kept = call.states != nullptr, adds = back.joined || back.other.data != nullptr;
-      const auto start = adds ? (kept ? launch_wide<F, true, true> : launch_wide<F, false, true>)
-                              : (kept ? launch_wide<F, true, false> : launch_wide<F, false, false>);
-      start(call, back, stream);
+      (call.states != nullptr ? launch_wide<F, true> : launch_wide<F, false>)(call, back, stream);
     });
   } else {
     choose(call,

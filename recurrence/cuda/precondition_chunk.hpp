@@ -11,19 +11,17 @@
 namespace rankone::recurrence::cuda::precondition_chunk {
 
 // How channels lie in the lanes of a warp: Vector of them from (part * 32 + lane) * Vector on, for
-// each part, Size in all. Full: every lane has all of them. A block has a chunk, its warps an equal
-// share of its rows each.
-template <class F, int V, int S, bool Whole>
+// each part, Size in all. A block has a chunk, its warps an equal share of its rows each: fewer
+// rows where the code of one is long, which loads and stores channel by channel.
+template <class F, int V, int S>
 struct Layout {
   using Format = F;
   static constexpr int kVector = V, kSize = S;
-  static constexpr bool kFull = Whole;
-  static constexpr int kChunk = kPreconditionChunk, kWarps = 4;
+  static constexpr int kChunk = kPreconditionChunk, kWarps = V == 1 ? 8 : 4;
   static constexpr int kRows = kChunk / kWarps, kThreads = kWarps * 32;  // rows of a warp
   // Blocks on a multiprocessor at least: of the way there, and back with what it keeps.
-  static constexpr int kBlocks = sizeof(F) * S <= 8 ? 8 : 4, kBlocksBack = S == 4 ? 4 : 1;
-  // d_k, known at compile time where it can be.
-  __device__ static int width(int d_k) { return Whole ? 32 * S : d_k; }
+  static constexpr int kBlocks = (sizeof(F) * S <= 8 ? 32 : 16) / kWarps;
+  static constexpr int kBlocksBack = S == 4 ? 4 : 1;
 };
 
 // Shared memory of a block: its keys as they lie in memory, gates of its rows, and what its warps
@@ -74,25 +72,14 @@ struct Lane {
   __device__ int channel(int part) const {
     return (part * 32 + static_cast<int>(threadIdx.x) % 32) * Vector;
   }
-  __device__ bool has(int channel) const { return L::kFull || channel < d_k; }
-  template <class Body>
-  __device__ __forceinline__ void parts(Body&& body) const {
-#pragma unroll
-    for (int part = 0; part < Size / Vector; ++part) {
-      const int at = channel(part);
-      if (has(at)) body(part * Vector, at);
-    }
-  }
-  // Zero where the lane has no channel.
+  __device__ bool has(int channel) const { return channel < d_k; }
+  // Zero where the lane has no channel. (Reads of channel 0 in its place: no branches.)
   __device__ __forceinline__ void read(Row& to, const Format* row) const {
 #pragma unroll
     for (int part = 0; part < Size / Vector; ++part) {
       const int at = channel(part);
-      if (has(at)) {
-        to.words[part].read(row + at);
-      } else {
-        to.words[part].clear();
-      }
+      to.words[part].read(row + (has(at) ? at : 0));
+      if (!has(at)) to.words[part].clear();
     }
   }
   __device__ __forceinline__ static void get(float (&to)[Size], const Row& row) {
@@ -108,22 +95,24 @@ struct Lane {
   template <class From>
   __device__ __forceinline__ void load_row(float (&to)[Size], const From* row) const {
 #pragma unroll
-    for (int i = 0; i < Size; ++i) to[i] = 0.0F;
-    parts([&](int i, int at) {
+    for (int part = 0; part < Size / Vector; ++part) {
+      const int at = channel(part);
       float some[Vector];
-      load(some, row + at);
+      load(some, row + (has(at) ? at : 0));
 #pragma unroll
-      for (int j = 0; j < Vector; ++j) to[i + j] = some[j];
-    });
+      for (int j = 0; j < Vector; ++j) to[part * Vector + j] = has(at) ? some[j] : 0.0F;
+    }
   }
   template <class To>
   __device__ __forceinline__ void store_row(To* row, const float (&from)[Size]) const {
-    parts([&](int i, int at) {
+#pragma unroll
+    for (int part = 0; part < Size / Vector; ++part) {
+      const int at = channel(part);
       float some[Vector];
 #pragma unroll
-      for (int j = 0; j < Vector; ++j) some[j] = from[i + j];
-      store(row + at, some);
-    });
+      for (int j = 0; j < Vector; ++j) some[j] = from[part * Vector + j];
+      if (has(at)) store(row + at, some);
+    }
   }
 };
 
@@ -147,7 +136,7 @@ struct Chunk {
   // Of the block with this number, heads innermost. The keys are on their way when it returns.
   __device__ __forceinline__ Chunk(const PreconditionCall& of, unsigned block)
       : call(of),
-        d_k(L::width(of.d_k)),
+        d_k(of.d_k),
         shared(d_k),
         lane{d_k},
         number(static_cast<int>(block / static_cast<unsigned>(of.heads))),
@@ -178,7 +167,7 @@ struct Chunk {
       }
     } else {
       constexpr int kWord = 16 / static_cast<int>(sizeof(Format));  // elements
-      const int words = L::kFull ? 32 * Size / kWord : d_k / kWord;
+      const int words = d_k / kWord;
 #pragma unroll 4
       for (int i = own; i < kRows * words; i += 32) {
         const int r = i / words, at = (i - r * words) * kWord;
@@ -349,13 +338,16 @@ struct Chunk {
     } else {
       AtqFactor<Size> result;
 #pragma unroll
-      for (float& ridge : result.ridge) ridge = 1.0F;
-      lane.parts([&](int i, int at) {
-        float some[Vector];
-        load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + at);
 #pragma unroll
-        for (int j = 0; j < Vector; ++j) result.ridge[i + j] = some[j];
-      });
+      for (int part = 0; part < Size / Vector; ++part) {
+        const int at = lane.channel(part);
+        float some[Vector];
+        load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + (lane.has(at) ? at : 0));
+#pragma unroll
+        for (int j = 0; j < Vector; ++j) {
+          result.ridge[part * Vector + j] = lane.has(at) ? some[j] : 1.0F;
+        }
+      }
       return result;
     }
   }
@@ -369,10 +361,9 @@ void choose(const PreconditionCall& call, bool words, Run&& run) {
   if (call.kind == PreconditionerKind::atq) words = words && in_words(call.d_k, call.parameter);
   const auto sized = [&](auto format) {
     using Format = decltype(format);
-    if (words && call.d_k == 128) return run.template operator()<Layout<Format, 4, 4, true>>();
-    if (words && call.d_k < 128) return run.template operator()<Layout<Format, 4, 4, false>>();
-    if (words) return run.template operator()<Layout<Format, 4, 8, false>>();
-    return run.template operator()<Layout<Format, 1, 8, false>>();
+    if (words && call.d_k <= 128) return run.template operator()<Layout<Format, 4, 4>>();
+    if (words) return run.template operator()<Layout<Format, 4, 8>>();
+    return run.template operator()<Layout<Format, 1, 8>>();
   };
   switch (call.k.dtype) {
     case Dtype::bf16:

@@ -148,11 +148,13 @@ struct MmaEngine {
   static __device__ __forceinline__ void take_registers() {}
 };
 
-// Empty where the target has no wgmma: such a kernel is never started.
+// Whether the target that is being compiled has wgmma and the copy engine.
+#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kHopper = true;
+
 template <class Format>
 struct WgmmaEngine {
   static constexpr bool kBulk = true;  // tiles come by the copy engine
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   template <class T, bool Transposed>
   static __device__ __forceinline__ std::uint64_t descriptor(const unsigned char* tile, int k) {
     if constexpr (T::kSwizzled) {
@@ -166,13 +168,10 @@ struct WgmmaEngine {
                         : matrix_descriptor(tile + 2 * k * T::kColumn, T::kColumn, 128, 0);
     }
   }
-#endif
   template <class T, bool Transposed, int Half>
   static __device__ __forceinline__ void multiply(float (&d)[Half], const std::uint32_t (&a)[4],
                                                   const unsigned char* tile, int k, bool clear) {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_k16<Format, Transposed>(d, a, descriptor<T, Transposed>(tile, k), clear);
-#endif
   }
   // d [64, N] += a b with both sides in tiles. The left one is as in load_a, or, TransposedA, as in
   // load_a_transposed.
@@ -180,45 +179,41 @@ struct WgmmaEngine {
   static __device__ __forceinline__ void multiply_tiles(float (&d)[Half], const unsigned char* a,
                                                         const unsigned char* b, int k,
                                                         bool clear = false) {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_k16_shared<Format, TransposedA, TransposedB>(d, descriptor<A, TransposedA>(a, k),
                                                        descriptor<B, TransposedB>(b, k), clear);
-#endif
   }
-  static __device__ __forceinline__ void begin() {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    wgmma_fence();
-#endif
-  }
-  static __device__ __forceinline__ void commit() {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    wgmma_commit();
-#endif
-  }
+  static __device__ __forceinline__ void begin() { wgmma_fence(); }
+  static __device__ __forceinline__ void commit() { wgmma_commit(); }
   template <int Left>
   static __device__ __forceinline__ void wait() {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_wait<Left>();
-#endif
   }
   template <int Half>
   static __device__ __forceinline__ void hold(float (&d)[Half]) {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_hold(d);
-#endif
   }
   // Of instructions.hpp.
   template <int Count>
   static __device__ __forceinline__ void give_registers() {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     rankone::cuda::give_registers<Count>();
-#endif
   }
   template <int Count>
   static __device__ __forceinline__ void take_registers() {
-#if defined(RANKONE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     rankone::cuda::take_registers<Count>();
-#endif
   }
 };
+#else
+inline constexpr bool kHopper = false;
+
+template <class Format>
+struct WgmmaEngine {
+  static constexpr bool kBulk = true;
+};
+#endif
+
+// Kernels of an engine that the target lacks are empty, and never started: that spares compiling
+// each of them for every GPU.
+template <class Engine>
+inline constexpr bool kRunsHere = kHopper || !Engine::kBulk;
+
 }  // namespace rankone::recurrence::cuda
