@@ -212,14 +212,10 @@ __device__ __forceinline__ float state_before(const Chunk& chunk) {
   return call.initial != nullptr ? call.initial[chunk.sequence_state(slot)] : 0.0F;
 }
 
-// Whether something is added to the gradient of k.
-__host__ __device__ bool adds_to_keys(const PreconditionBack& back) {
-  return back.joined || back.other.data != nullptr;
-}
-
-// As emit_rows_back(), in units of Factor::power. Kept: call.states are there.
-template <class F, bool Kept>
-__global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
+// As emit_rows_back(), in units of Factor::power. Kept: call.states are there. Adds: something is
+// added to the gradient of k.
+template <class F, bool Normalize, bool Kept, bool Adds>
+__global__ void __launch_bounds__(kWideThreads<Kept>, Kept || Adds ? 3 : 4)
     emit_rows_back_wide(PreconditionCall call, PreconditionBack back) {
   namespace wide = precondition_wide;
   constexpr int kThreads = kWideThreads<Kept>, kRows = wide::Segments<kThreads>::kRows;
@@ -228,14 +224,15 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
   // The last chunks first: the others wait for them.
   const wide::Chunk<F, kThreads> chunk(call, gridDim.x - 1 - blockIdx.x);
   const auto& shared = chunk.shared;
-  const bool adds = adds_to_keys(back);
   chunk.copy_rows(shared.keys, call.k);
   rankone::cuda::copy_commit();
   wide::Word<F> d_next[kGroup];
   chunk.read_rows(d_next, back.d_out, 0);
   const auto gates = chunk.read_gates();
-  if (adds) chunk.copy_rows(shared.added, back.other);
-  rankone::cuda::copy_commit();
+  if constexpr (Adds) {
+    chunk.copy_rows(shared.added, back.other);
+    rankone::cuda::copy_commit();
+  }
   const int slot = static_cast<int>(threadIdx.x);
   float before = 0.0F;
   if (Kept && slot < kWidth) before = call.states[chunk.chunk_state(slot)];
@@ -246,7 +243,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
     __syncthreads();
     before = state_before(chunk);
   }
-  rankone::cuda::copy_wait<1>();
+  rankone::cuda::copy_wait<Adds ? 1 : 0>();
   chunk.put_gates(gates, key);
   chunk.sum_rows(key);
   if (kThreads == kWidth || slot < kWidth) chunk.spread(slot, false, before);
@@ -278,7 +275,7 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
         state[c] = precondition_step(state[c], decays[i], gains[i], k[c]);
       }
       factor.back(state, k, d, lambdas[r]);
-      if (back.joined) {
+      if (Adds && back.joined) {
         F* const added = chunk.own_row(shared.added, r);
         float more[kSize];
         load(more, added);
@@ -342,14 +339,16 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
       d_decay[r] += lambda * earlier[c];
       lambdas[r][c] = twice * turned;
     }
-    if (adds) {
+    if constexpr (Adds) {
       float more[kSize];
       load(more, chunk.own_row(shared.added, r));
 #pragma unroll
       for (int c = 0; c < kSize; ++c) lambdas[r][c] += more[c];
     }
-    wide::store_if(r < keys && !call.normalize, row, lambdas[r]);
-    row -= chunk.stride();
+    if constexpr (!Normalize) {
+      wide::store_if(r < keys, row, lambdas[r]);
+      row -= chunk.stride();
+    }
     through *= decay[r];
   }
   const int own = chunk.lane / chunk.kRowLanes;
@@ -360,7 +359,8 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
     store(back.d_b, chunk.gate_at(own), of_gain);
     store(back.d_g, chunk.gate_at(own), of_decay);
   }
-  if (call.normalize) {
+  if constexpr (Normalize) {
+    row -= (kRows - 1) * chunk.stride();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float along = __shfl_sync(0xffffffffU, of_gain, chunk.kRowLanes * r, wide::kLanes);
@@ -369,18 +369,20 @@ __global__ void __launch_bounds__(kWideThreads<Kept>, Kept ? 3 : 4)
       key(r, k);
 #pragma unroll
       for (int c = 0; c < kSize; ++c) lambdas[r][c] -= radial * k[c];
-      row += chunk.stride();
       wide::store_if(r < keys, row, lambdas[r]);
+      row += chunk.stride();
     }
   }
 }
 
-template <class F, bool Kept>
+template <class F, bool Kept, bool Adds>
 void launch_wide(const PreconditionCall& call, const PreconditionBack& back, void* stream) {
+  const auto kernel = call.normalize ? emit_rows_back_wide<F, true, Kept, Adds>
+                                     : emit_rows_back_wide<F, false, Kept, Adds>;
   constexpr int kThreads = kWideThreads<Kept>;
-  rankone::cuda::launch(emit_rows_back_wide<F, Kept>, call.rows.chunks * call.heads, kThreads,
-                        precondition_wide::Shared<F, kThreads>::bytes(true, adds_to_keys(back)),
-                        stream, call, back);
+  rankone::cuda::launch(kernel, call.rows.chunks * call.heads, kThreads,
+                        precondition_wide::Shared<F, kThreads>::bytes(true, Adds), stream, call,
+                        back);
 }
 
 template <class L>
@@ -399,7 +401,10 @@ void launch_precondition_back(const PreconditionCall& call, const PreconditionBa
   if (precondition_wide::fits(call, back.d_out, back.other, back.d_k, back.d_target)) {
     precondition_wide::with_format(call, [&](auto format) {
       using F = decltype(format);
-      (call.states != nullptr ? launch_wide<F, true> : launch_wide<F, false>)(call, back, stream);
+      const bool kept = call.states != nullptr, adds = back.joined || back.other.data != nullptr;
+      const auto start = adds ? (kept ? launch_wide<F, true, true> : launch_wide<F, false, true>)
+                              : (kept ? launch_wide<F, true, false> : launch_wide<F, false, false>);
+      start(call, back, stream);
     });
   } else {
     choose(call,

@@ -11,17 +11,20 @@
 namespace rankone::recurrence::cuda::precondition_chunk {
 
 // How channels lie in the lanes of a warp: Vector of them from (part * 32 + lane) * Vector on, for
-// each part, Size in all. A block has a chunk, its warps an equal share of its rows each: fewer
-// rows where the code of one is long, which loads and stores channel by channel.
-template <class F, int V, int S>
+// each part, Size in all. Full: every lane has all of them. A block has a chunk, its warps an equal
+// share of its rows each, fewer where the unrolled code of a row is long.
+template <class F, int V, int S, bool Whole>
 struct Layout {
   using Format = F;
   static constexpr int kVector = V, kSize = S;
-  static constexpr int kChunk = kPreconditionChunk, kWarps = V == 1 ? 8 : 4;
+  static constexpr bool kFull = Whole;
+  static constexpr int kChunk = kPreconditionChunk, kWarps = S == 8 ? 8 : 4;
   static constexpr int kRows = kChunk / kWarps, kThreads = kWarps * 32;  // rows of a warp
   // Blocks on a multiprocessor at least: of the way there, and back with what it keeps.
   static constexpr int kBlocks = (sizeof(F) * S <= 8 ? 32 : 16) / kWarps;
   static constexpr int kBlocksBack = S == 4 ? 4 : 1;
+  // d_k, known at compile time where it can be.
+  __device__ static int width(int d_k) { return Whole ? 32 * S : d_k; }
 };
 
 // Shared memory of a block: its keys as they lie in memory, gates of its rows, and what its warps
@@ -72,8 +75,16 @@ struct Lane {
   __device__ int channel(int part) const {
     return (part * 32 + static_cast<int>(threadIdx.x) % 32) * Vector;
   }
-  __device__ bool has(int channel) const { return channel < d_k; }
-  // Zero where the lane has no channel. (Reads of channel 0 in its place: no branches.)
+  __device__ bool has(int channel) const { return L::kFull || channel < d_k; }
+  template <class Body>
+  __device__ __forceinline__ void parts(Body&& body) const {
+#pragma unroll
+    for (int part = 0; part < Size / Vector; ++part) {
+      const int at = channel(part);
+      if (has(at)) body(part * Vector, at);
+    }
+  }
+  // Of an input: zero where the lane has no channel. (It reads channel 0 instead: no branches.)
   __device__ __forceinline__ void read(Row& to, const Format* row) const {
 #pragma unroll
     for (int part = 0; part < Size / Vector; ++part) {
@@ -95,24 +106,22 @@ struct Lane {
   template <class From>
   __device__ __forceinline__ void load_row(float (&to)[Size], const From* row) const {
 #pragma unroll
-    for (int part = 0; part < Size / Vector; ++part) {
-      const int at = channel(part);
+    for (int i = 0; i < Size; ++i) to[i] = 0.0F;
+    parts([&](int i, int at) {
       float some[Vector];
-      load(some, row + (has(at) ? at : 0));
+      load(some, row + at);
 #pragma unroll
-      for (int j = 0; j < Vector; ++j) to[part * Vector + j] = has(at) ? some[j] : 0.0F;
-    }
+      for (int j = 0; j < Vector; ++j) to[i + j] = some[j];
+    });
   }
   template <class To>
   __device__ __forceinline__ void store_row(To* row, const float (&from)[Size]) const {
-#pragma unroll
-    for (int part = 0; part < Size / Vector; ++part) {
-      const int at = channel(part);
+    parts([&](int i, int at) {
       float some[Vector];
 #pragma unroll
-      for (int j = 0; j < Vector; ++j) some[j] = from[part * Vector + j];
-      if (has(at)) store(row + at, some);
-    }
+      for (int j = 0; j < Vector; ++j) some[j] = from[i + j];
+      store(row + at, some);
+    });
   }
 };
 
@@ -136,7 +145,7 @@ struct Chunk {
   // Of the block with this number, heads innermost. The keys are on their way when it returns.
   __device__ __forceinline__ Chunk(const PreconditionCall& of, unsigned block)
       : call(of),
-        d_k(of.d_k),
+        d_k(L::width(of.d_k)),
         shared(d_k),
         lane{d_k},
         number(static_cast<int>(block / static_cast<unsigned>(of.heads))),
@@ -167,7 +176,7 @@ struct Chunk {
       }
     } else {
       constexpr int kWord = 16 / static_cast<int>(sizeof(Format));  // elements
-      const int words = d_k / kWord;
+      const int words = L::kFull ? 32 * Size / kWord : d_k / kWord;
 #pragma unroll 4
       for (int i = own; i < kRows * words; i += 32) {
         const int r = i / words, at = (i - r * words) * kWord;
@@ -338,16 +347,13 @@ struct Chunk {
     } else {
       AtqFactor<Size> result;
 #pragma unroll
-#pragma unroll
-      for (int part = 0; part < Size / Vector; ++part) {
-        const int at = lane.channel(part);
+      for (float& ridge : result.ridge) ridge = 1.0F;
+      lane.parts([&](int i, int at) {
         float some[Vector];
-        load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + (lane.has(at) ? at : 0));
+        load(some, call.parameter, static_cast<std::int64_t>(head) * d_k + at);
 #pragma unroll
-        for (int j = 0; j < Vector; ++j) {
-          result.ridge[part * Vector + j] = lane.has(at) ? some[j] : 1.0F;
-        }
-      }
+        for (int j = 0; j < Vector; ++j) result.ridge[i + j] = some[j];
+      });
       return result;
     }
   }
@@ -361,9 +367,12 @@ void choose(const PreconditionCall& call, bool words, Run&& run) {
   if (call.kind == PreconditionerKind::atq) words = words && in_words(call.d_k, call.parameter);
   const auto sized = [&](auto format) {
     using Format = decltype(format);
-    if (words && call.d_k <= 128) return run.template operator()<Layout<Format, 4, 4>>();
-    if (words) return run.template operator()<Layout<Format, 4, 8>>();
-    return run.template operator()<Layout<Format, 1, 8>>();
+    if constexpr (sizeof(Format) == 2) {  // float32 is not made to be fast
+      if (words && call.d_k == 128) return run.template operator()<Layout<Format, 4, 4, true>>();
+    }
+    if (words && call.d_k <= 128) return run.template operator()<Layout<Format, 4, 4, false>>();
+    if (words) return run.template operator()<Layout<Format, 4, 8, false>>();
+    return run.template operator()<Layout<Format, 1, 8, false>>();
   };
   switch (call.k.dtype) {
     case Dtype::bf16:
