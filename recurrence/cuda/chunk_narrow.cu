@@ -45,14 +45,12 @@ bool takes_narrow_back(const TwoKeyCall& call, std::int64_t chunks, int multipro
   // Microseconds on an H200: a chunk of a block while blocks go both ways, and a kernel besides.
   const double chunk = call.d_k <= 64 ? 1.05 : 1.35;
   constexpr double kStart = 8.0;
-  // What the other scans take more, with fewer chunks on the way, where tiles are more.
-  const bool separate = call.gate == GateKind::channel || (call.delta && !call.same_key);
-  const double more = separate ? 1.2 : 1.0;
+  constexpr double kMore = 1.2;  // what the other scans take more than they are expected to
   cluster = call.d_v > kNarrowColumns ? 2 : 1;
   const std::int64_t blocks = narrow_blocks(call, value_tiles(call.d_v) * kValueTile, cluster);
   const std::int64_t at_once = multiprocessors / cluster * cluster;
   const auto waves = static_cast<double>((2 * blocks + at_once - 1) / at_once);
-  return kStart + waves * static_cast<double>(chunks) * chunk < microseconds * more;
+  return kStart + waves * static_cast<double>(chunks) * chunk < microseconds * kMore;
 }
 
 }  // namespace rankone::recurrence::cuda

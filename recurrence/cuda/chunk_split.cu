@@ -253,15 +253,16 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   constexpr int kMost = 16, kFewestChunks = 4;
   // Microseconds on an H200 with 128 x 128: a chunk of a block of one tile or two, in a scan
   // without outputs, with outputs, and in one of both directions; a kernel besides its chunks; the
-  // kernel between, and a step of it or of a scan that carries its state itself; and the reads and
-  // writes of a chunk and tile while all multiprocessors are busy, alone in a block or not.
+  // kernel between, and a step of it or of a scan that carries its state itself; a leading segment
+  // besides its chunks; and the reads and writes of a chunk and tile while all multiprocessors are
+  // busy, alone in a block or not.
   struct Chunk {
     double tile, pair, tile_moved, pair_moved;
   };
   constexpr Chunk kState{0.97, 1.31, 0.0, 0.0}, kOutput{1.14, 1.92, 0.0120, 0.0104};
   constexpr Chunk kMaking{1.40, 2.25, 0.0118, 0.0126};  // outputs, of lean records
   constexpr Chunk kBack{1.47, 2.37, 0.0141, 0.0141}, kBackMaps{1.47, 2.37, 0.0, 0.0};
-  constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3, kCarry = 1.5;
+  constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3, kCarry = 1.5, kLead = 3.0;
   const std::int64_t heads = sequences * value_heads;
   const int values = value_tiles(d_v);
   const auto blocks = [](int count, int tiles) { return (count + tiles - 1) / tiles; };
@@ -308,7 +309,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
                            : back || (lean && plan.scan_tiles > 1) ? kBetween + kStep * others
                                                                    : kCarry * others;
     if (plan.lead) {
-      return time({scans(1, lengths.first), maps}) + between +
+      return time({scans(1, lengths.first), maps}) + kLead + between +
              time({scans(plan.count - 1, lengths.other)});
     }
     return time({maps}) + between + time({scans(plan.count, even)});
@@ -381,15 +382,16 @@ ForwardPlan plan_forward(const TwoKeyCall& call, std::int64_t chunks, bool takes
   full.segments = plan(false, full_time);
   if (call.gate == GateKind::channel) set_parts(full.segments, chunks, kLeadChannel);
   if (!takes_lean) return full;
-  // Preparation of a record with all multiprocessors of an H200, microseconds. With less than a
-  // sixteenth to be won it may be lost; with a leading segment more is won than is expected here.
-  constexpr double kFull = 0.0126, kLean = 0.0085, kWorth = 0.94, kWorthLeading = 0.99;
+  // Preparation of a record with all multiprocessors of an H200, microseconds. In one segment, where
+  // the blocks of many sequences come one behind the other, less than a sixteenth to be won may be
+  // lost.
+  constexpr double kFull = 0.0126, kLean = 0.0085, kWorth = 0.94;
   lean.lean = true;
   lean.segments = plan(true, lean_time);
   set_parts(lean.segments, chunks, kLeadLean);
   lean.windows = plan_windows(call, chunks, multiprocessors);
   const auto records = static_cast<double>(call.rows.chunks * call.value_heads);
-  const double worth = lean.segments.lead ? kWorthLeading : kWorth;
+  const double worth = lean.segments.count == 1 ? kWorth : 1.0;
   const bool pays = lean_time + kLean * records < worth * (full_time + kFull * records);
   return lean.windows.count > 1 || pays ? lean : full;
 }
