@@ -43,9 +43,9 @@ void launch_narrow_scan_back(const ChunkCall& chunk, int cluster, const ScanBack
 bool takes_narrow_back(const TwoKeyCall& call, std::int64_t chunks, int multiprocessors,
                        double microseconds, int& cluster) {
   // Microseconds on an H200: a chunk of a block while blocks go both ways, and a kernel besides.
-  const double chunk = call.d_k <= 64 ? 1.05 : 1.35;
+  const double chunk = call.d_k <= 64 ? 1.14 : 1.35;
   constexpr double kStart = 8.0;
-  constexpr double kMore = 1.2;  // what the other scans take more than they are expected to
+  constexpr double kMore = 1.3;  // what the other scans take more than they are expected to
   cluster = call.d_v > kNarrowColumns ? 2 : 1;
   const std::int64_t blocks = narrow_blocks(call, value_tiles(call.d_v) * kValueTile, cluster);
   const std::int64_t at_once = multiprocessors / cluster * cluster;

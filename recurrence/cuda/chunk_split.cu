@@ -261,7 +261,7 @@ Segments plan_segments(std::int64_t sequences, std::int64_t value_heads, int d_k
   };
   constexpr Chunk kState{0.97, 1.31, 0.0, 0.0}, kOutput{1.14, 1.92, 0.0120, 0.0104};
   constexpr Chunk kMaking{1.40, 2.25, 0.0118, 0.0126};  // outputs, of lean records
-  constexpr Chunk kBack{1.47, 2.37, 0.0141, 0.0141}, kBackMaps{1.47, 2.37, 0.0, 0.0};
+  constexpr Chunk kBack{1.47, 2.37, 0.0141, 0.0141}, kBackMaps{1.47, 1.90, 0.0, 0.0};
   constexpr double kStart = 8.0, kBetween = 1.7, kStep = 2.3, kCarry = 1.5, kLead = 3.0;
   const std::int64_t heads = sequences * value_heads;
   const int values = value_tiles(d_v);
@@ -382,9 +382,9 @@ ForwardPlan plan_forward(const TwoKeyCall& call, std::int64_t chunks, bool takes
   full.segments = plan(false, full_time);
   if (call.gate == GateKind::channel) set_parts(full.segments, chunks, kLeadChannel);
   if (!takes_lean) return full;
-  // Preparation of a record with all multiprocessors of an H200, microseconds. In one segment, where
-  // the blocks of many sequences come one behind the other, less than a sixteenth to be won may be
-  // lost.
+  // Preparation of a record with all multiprocessors of an H200, microseconds. In one segment,
+  // where the blocks of many sequences come one behind the other, less than a sixteenth to be won
+  // may be lost.
   constexpr double kFull = 0.0126, kLean = 0.0085, kWorth = 0.94;
   lean.lean = true;
   lean.segments = plan(true, lean_time);
