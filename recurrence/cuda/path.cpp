@@ -21,7 +21,19 @@ Path requested_path() {
   fail(Status::invalid_argument, "[cuda] RANKONE_CUDA_PATH is '{}' (mma or sm90a)", text);
 }
 
+namespace {
+
+// Elsewhere the kernels on wgmma are empty.
+#if defined(RANKONE_SM90A) || defined(RANKONE_CUDA_EMULATION)
+constexpr bool kBuiltForSm90a = true;
+#else
+constexpr bool kBuiltForSm90a = false;
+#endif
+
+}  // namespace
+
 bool has_sm90a() {
+  if (!kBuiltForSm90a) return false;
 #if defined(RANKONE_CUDA_EMULATION)
   return true;
 #else
@@ -35,7 +47,9 @@ Path chosen_path() {
   if (path == Path::mma) return path;
   if (has_sm90a()) return Path::sm90a;
   if (path == Path::sm90a) {
-    fail(Status::unsupported, "[cuda] RANKONE_CUDA_PATH is sm90a, but this GPU is no Hopper");
+    fail(Status::unsupported, "[cuda] RANKONE_CUDA_PATH is sm90a, but {}",
+         kBuiltForSm90a ? "this GPU is no Hopper"
+                        : "this build has no code for it (90a in CMAKE_CUDA_ARCHITECTURES)");
   }
   return Path::mma;
 }

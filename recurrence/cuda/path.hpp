@@ -11,11 +11,12 @@ enum class Path { best, mma, sm90a };
 // invalid_argument for any other word.
 Path requested_path();
 
-// Whether the current GPU runs the kernels of sm90a. The emulation does.
+// Whether the current GPU runs the kernels of sm90a and this build has them (90a is among its
+// CMAKE_CUDA_ARCHITECTURES). The emulation does.
 bool has_sm90a();
 
 // The family to use where both can do a call: the requested one, else the best. Fails with
-// Status::unsupported where sm90a is asked for and this GPU is no Hopper.
+// Status::unsupported where sm90a is asked for and has_sm90a() is false.
 Path chosen_path();
 
 }  // namespace rankone::recurrence::cuda
